@@ -146,7 +146,7 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
             return Err(needs("the checkpoint that it was trained on", "in Bridge's format"));
         }
         // One of the `iter_` folders stands for itself.
-        return Adapted::of(checkpoint, &root)?.load(device);
+        return Adapted::from_checkpoint(checkpoint, &root)?.load(device);
     }
     if !is_foreign(&root) {
         return Err(needs("a Hugging Face folder", "in peft's format"));
@@ -203,7 +203,7 @@ fn of_checkpoints(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> R
         if PeftAdapter::is_in(&path) {
             return Err(needs((base, "a Hugging Face folder"), (folder, "in peft's format")));
         }
-        opened.push(Adapted::of(open_adapter_checkpoint(&path, folder)?, &root)?);
+        opened.push(Adapted::from_checkpoint(open_adapter_checkpoint(&path, folder)?, &root)?);
     }
     let first = &opened[0].base;
     if let Some(other) = opened.iter().find(|adapted| adapted.base.path() != first.path()) {

@@ -103,11 +103,11 @@ impl Adapted {
             let remedy = format!("{}name BASE, and this by --adapter", import.collect::<String>());
             Failure::input(format!("{path}: found an adapter, expected its base in {listed}: {remedy}"))
         })?;
-        Self::of(checkpoint, root).map(Some)
+        Self::from_checkpoint(checkpoint, root).map(Some)
     }
 
     /// The adapter of `checkpoint`, whose base is one of the checkpoints at `root`.
-    pub fn of(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
+    pub fn from_checkpoint(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
         let raw = recipe(&checkpoint)?;
         let base = open_base(root, &checkpoint).map_err(Failure::input)?;
         let config = decoder_config(&base)?;

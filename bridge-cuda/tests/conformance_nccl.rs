@@ -121,7 +121,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn of(comm: &NcclCommunicator, values: &HostBuffer) -> Result<Self, BoxError> {
+    fn upload(comm: &NcclCommunicator, values: &HostBuffer) -> Result<Self, BoxError> {
         let mut bytes = values.view().bytes().to_vec();
         let len = bytes.len();
         bytes.push(0xAA);
@@ -172,7 +172,7 @@ fn device_reductions() {
         let (rank, device) = (comm.rank(), comm.device());
         each(comm, |dtype, len| {
             for op in [ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::Avg] {
-                let mut data = Memory::of(comm, &host(dtype, (0..len).map(|index| small(rank, index))))?;
+                let mut data = Memory::upload(comm, &host(dtype, (0..len).map(|index| small(rank, index))))?;
                 let view = &mut data.bytes.slice_mut(0..data.len);
                 let reduced = device.all_reduce(&mut device.write_bytes(dtype, view)?, op);
                 if op == ReduceOp::Avg && !dtype.is_float() {
@@ -183,8 +183,8 @@ fn device_reductions() {
                 reduced?;
                 check_reduced(&data.values(comm)?, size, 0, op);
 
-                let input = Memory::of(comm, &host(dtype, (0..len * size).map(|index| small(rank, index))))?;
-                let mut output = Memory::of(comm, &HostBuffer::zeros(dtype, len))?;
+                let input = Memory::upload(comm, &host(dtype, (0..len * size).map(|index| small(rank, index))))?;
+                let mut output = Memory::upload(comm, &HostBuffer::zeros(dtype, len))?;
                 device.reduce_scatter(
                     &device.read_bytes(dtype, &input.bytes.slice(0..input.len))?,
                     &mut device.write_bytes(dtype, &mut output.bytes.slice_mut(0..output.len))?,
@@ -204,8 +204,8 @@ fn device_moves() {
         let (rank, device) = (comm.rank(), comm.device());
         let part = |from: usize, len: usize| (0..len).map(move |index| small(from, index));
         each(comm, |dtype, len| {
-            let input = Memory::of(comm, &host(dtype, part(rank, len)))?;
-            let mut output = Memory::of(comm, &HostBuffer::zeros(dtype, len * size))?;
+            let input = Memory::upload(comm, &host(dtype, part(rank, len)))?;
+            let mut output = Memory::upload(comm, &HostBuffer::zeros(dtype, len * size))?;
             device.all_gather(
                 &device.read_bytes(dtype, &input.bytes.slice(0..input.len))?,
                 &mut device.write_bytes(dtype, &mut output.bytes.slice_mut(0..output.len))?,
@@ -213,13 +213,13 @@ fn device_moves() {
             assert!(output.values(comm)? == host(dtype, (0..size).flat_map(|from| part(from, len))), "all_gather");
 
             for root in 0..size {
-                let mut data = Memory::of(comm, &host(dtype, part(rank, len)))?;
+                let mut data = Memory::upload(comm, &host(dtype, part(rank, len)))?;
                 let view = &mut data.bytes.slice_mut(0..data.len);
                 device.broadcast(&mut device.write_bytes(dtype, view)?, root)?;
                 assert!(data.values(comm)? == host(dtype, part(root, len)), "broadcast from {root}");
             }
 
-            let input = Memory::of(comm, &host(dtype, part(rank, len * size)))?;
+            let input = Memory::upload(comm, &host(dtype, part(rank, len * size)))?;
             device.all_to_all(
                 &device.read_bytes(dtype, &input.bytes.slice(0..input.len))?,
                 &mut device.write_bytes(dtype, &mut output.bytes.slice_mut(0..output.len))?,
@@ -238,8 +238,8 @@ fn device_messages() {
         let (rank, device) = (comm.rank(), comm.device());
         let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
         each(comm, |dtype, len| {
-            let mine = Memory::of(comm, &host(dtype, (0..len).map(|index| small(rank, index))))?;
-            let mut theirs = Memory::of(comm, &HostBuffer::zeros(dtype, len))?;
+            let mine = Memory::upload(comm, &host(dtype, (0..len).map(|index| small(rank, index))))?;
+            let mut theirs = Memory::upload(comm, &HostBuffer::zeros(dtype, len))?;
             {
                 let view = mine.bytes.slice(0..mine.len);
                 let outgoing = device.read_bytes(dtype, &view)?;

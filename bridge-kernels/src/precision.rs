@@ -28,7 +28,7 @@ pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
 pub(crate) fn sum_of_rows(x_nc: Tensor<2>, dtype: DType) -> Tensor<1> {
     let [_, columns] = x_nc.dims();
     #[cfg(feature = "cube")]
-    if let Some(x) = Buffer::of(&x_nc) {
+    if let Some(x) = Buffer::from_tensor(&x_nc) {
         return column_sums(&x, columns, dtype).tensor::<2>().reshape([columns]);
     }
     narrow(widen(x_nc).sum_dim(0).reshape([columns]), dtype)

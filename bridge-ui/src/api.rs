@@ -32,7 +32,7 @@ pub fn answer(library: &Library, ask: &Ask) -> Answer {
         "/api/runs" => runs(library),
         "/api/series" => chosen(library, ask).and_then(|chosen| series(ask, &chosen)).unwrap_or_else(|refused| refused),
         "/api/differences" => chosen(library, ask).map_or_else(|refused| refused, |chosen| differences(&chosen)),
-        "/api/run" => of_run(library, ask, |entry| Answer::json(&details::of(&library.root, entry))),
+        "/api/run" => of_run(library, ask, |entry| Answer::json(&details::details(&library.root, entry))),
         "/api/trace" => of_run(library, ask, |entry| details::trace(entry, ask.text("file"))),
         "/api/times" => of_run(library, ask, details::times),
         _ => Answer::refused(404, "there is no such page"),

@@ -27,7 +27,7 @@ const TRACE: u64 = 512 << 20;
 /// Ranks whose flight records are read.
 const RANKS: u64 = 4096;
 /// All that is shown of a run.
-pub fn of(root: &Path, entry: &Entry) -> Value {
+pub fn details(root: &Path, entry: &Entry) -> Value {
     let head = entry.read(|known| known.head.clone());
     let config: Option<toml::Table> = head.config.as_deref().and_then(|config| config.parse().ok());
     let setting = |section: &str, key: &str| -> Option<PathBuf> {

@@ -84,7 +84,7 @@ pub fn seal_again(folder: &Path, file: &str) {
         let is_file = folder.join(file).symlink_metadata().is_ok_and(|metadata| metadata.is_file());
         let bytes = if is_file { std::fs::read(folder.join(file)).unwrap() } else { Vec::new() };
         metadata["content"]["files"][file] =
-            json!({ "size": bytes.len(), "checksum": Checksum::of(&bytes).to_string() });
+            json!({ "size": bytes.len(), "checksum": Checksum::compute(&bytes).to_string() });
     }
     write_sealed(&path, &metadata["content"]);
 }
@@ -93,7 +93,7 @@ pub fn seal_again(folder: &Path, file: &str) {
 pub fn write_sealed(path: &Path, content: &Value) {
     let json = serde_json::to_string_pretty(content).unwrap().replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");
-    let checksum = Checksum::of(rest.as_bytes());
+    let checksum = Checksum::compute(rest.as_bytes());
     std::fs::write(path, format!("{{\n  \"checksum\": \"{checksum}{rest}")).unwrap();
 }
 

@@ -33,7 +33,7 @@ pub fn run(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml", "text", "run", "runs"], folder);
     let is_log = draw.below(2) == 0;
     let all = files(&folder.join(if is_log { "runs" } else { "run" }));
-    let path = draw.of(&all).clone();
+    let path = draw.choose(&all).clone();
     let how = change(&path, draw);
     let name = path.file_name().unwrap().to_string_lossy().into_owned();
     let resumed = || {
@@ -56,9 +56,9 @@ pub fn run(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 
 /// Conversations, written by a chat template.
 pub fn conversations(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
-    let of = *draw.of(&["headers", "inst", "thinks", "turns"]);
+    let of = *draw.choose(&["headers", "inst", "thinks", "turns"]);
     let chat = take(&format!("bridge-data/tests/fixtures/chat/{of}"), folder, "chat");
-    let file = *draw.of(&["cases.jsonl", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]);
+    let file = *draw.choose(&["cases.jsonl", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"]);
     let how = change(&chat.join(file), draw);
     Case {
         what: format!("chat/{of}/{file}: {how}"),
@@ -71,9 +71,9 @@ pub fn conversations(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 
 /// A folder with an adapter.
 pub fn adapters(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
-    let of = *draw.of(&["dora", "lora", "lora_head", "gpt2_dora", "qwen2_patterns"]);
+    let of = *draw.choose(&["dora", "lora", "lora_head", "gpt2_dora", "qwen2_patterns"]);
     let peft = take(&format!("bridge-models/tests/fixtures/peft/{of}"), folder, "peft");
-    let file = *draw.of(&["adapter_config.json", "adapter_model.safetensors"]);
+    let file = *draw.choose(&["adapter_config.json", "adapter_model.safetensors"]);
     let how = change(&peft.join("adapter").join(file), draw);
     let verify = ["verify", "peft/base", "--adapter", "peft/adapter", "--reference", "peft/golden.safetensors"];
     Case {
@@ -90,13 +90,13 @@ pub fn examples(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml"], folder);
     let sft = folder.join("sft");
     std::fs::create_dir_all(&sft).unwrap();
-    let of = *draw.of(&["training.jsonl", "training.parquet", "training.arrow"]);
+    let of = *draw.choose(&["training.jsonl", "training.parquet", "training.arrow"]);
     if of.ends_with("arrow") {
-        let name = draw.of(&["stream.arrow", "file.arrow", "lz4.feather"]);
+        let name = draw.choose(&["stream.arrow", "file.arrow", "lz4.feather"]);
         take(&format!("bridge-data/tests/fixtures/sft/{name}"), folder, "sft/training.arrow");
     } else if of.ends_with("parquet") {
         take(
-            &format!("bridge-data/tests/fixtures/sft/{}.parquet", draw.of(&["snappy", "zstd"])),
+            &format!("bridge-data/tests/fixtures/sft/{}.parquet", draw.choose(&["snappy", "zstd"])),
             folder,
             "sft/training.parquet",
         );
@@ -126,7 +126,7 @@ pub fn examples(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 /// Tokenizers in the files of SentencePiece, tiktoken and BERT.
 pub fn other_tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml", "text"], folder);
-    let (of, sort, key) = *draw.of(&[
+    let (of, sort, key) = *draw.choose(&[
         ("llama.model", "SentencePieceTokenizer", "tokenizer_model"),
         ("unigram.model", "SentencePieceTokenizer", "tokenizer_model"),
         ("bpe.model", "SentencePieceTokenizer", "tokenizer_model"),
@@ -165,10 +165,10 @@ pub fn other_tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Ca
 
 /// Recipes in YAML, and what Megatron Bridge saved.
 pub fn other_recipes(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
-    let of = *draw.of(&["tiny.yaml", "upstream_defaults.yaml"]);
+    let of = *draw.choose(&["tiny.yaml", "upstream_defaults.yaml"]);
     let path = take(&format!("bridge-core/config/tests/fixtures/config/{of}"), folder, of);
     let how = change(&path, draw);
-    let command = *draw.of(&[&["config", "check"][..], &["plan"]]);
+    let command = *draw.choose(&[&["config", "check"][..], &["plan"]]);
     Case {
         what: format!("{of}: {how}"),
         arguments: [strings(command), strings(&[of])].concat(),

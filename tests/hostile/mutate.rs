@@ -29,7 +29,7 @@ impl Draw {
         (self.next() % count as u64) as usize
     }
 
-    pub fn of<'a, T>(&mut self, items: &'a [T]) -> &'a T {
+    pub fn choose<'a, T>(&mut self, items: &'a [T]) -> &'a T {
         &items[self.below(items.len())]
     }
 }
@@ -132,7 +132,7 @@ pub fn strings(words: &[&str]) -> Vec<String> {
 fn recipe(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml"], folder);
     let how = change(&folder.join("recipe.toml"), draw);
-    let command = *draw.of(&[&["config", "check"][..], &["plan"]]);
+    let command = *draw.choose(&[&["config", "check"][..], &["plan"]]);
     let arguments = [strings(command), strings(&["recipe.toml"])].concat();
     Case {
         what: format!("recipe: {how}"),
@@ -145,9 +145,9 @@ fn recipe(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 
 fn overrides(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml"], folder);
-    let (key, value) = (*draw.of(&KEYS), *draw.of(&NUMBERS));
+    let (key, value) = (*draw.choose(&KEYS), *draw.choose(&NUMBERS));
     let option = format!("{key}={value}");
-    let command = *draw.of(&[&["config", "check"][..], &["plan"], &["data", "samples"]]);
+    let command = *draw.choose(&[&["config", "check"][..], &["plan"], &["data", "samples"]]);
     let arguments = [strings(command), strings(&["recipe.toml", option.as_str()])].concat();
     Case { what: option, arguments, names: strings(&["."]), is_certified: false, kept: Vec::new() }
 }
@@ -155,10 +155,10 @@ fn overrides(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 fn hugging_face(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["hf", "golden.safetensors"], folder);
     let hf = folder.join("hf");
-    let file = *draw.of(&["config.json", "model.safetensors", "model.safetensors.index.json"]);
+    let file = *draw.choose(&["config.json", "model.safetensors", "model.safetensors.index.json"]);
     if file.ends_with("index.json") {
         let name = "model.layers.0.input_layernorm.weight";
-        let map = json!({ "weight_map": { name: *draw.of(&PATHS), "model.norm.weight": "model.safetensors" } });
+        let map = json!({ "weight_map": { name: *draw.choose(&PATHS), "model.norm.weight": "model.safetensors" } });
         std::fs::write(hf.join(file), map.to_string()).unwrap();
     }
     let how = change(&hf.join(file), draw);
@@ -222,7 +222,7 @@ fn checkpoint(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         "model-rank00000.safetensors",
         "optimizer-rank00000.safetensors",
     ];
-    let file = *draw.of(&names);
+    let file = *draw.choose(&names);
     let is_sealed = draw.below(2) == 0;
     let how = if is_sealed && file == METADATA_FILE {
         let path = newest.join(file);
@@ -255,7 +255,7 @@ fn checkpoint(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 
 fn token_files(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["run"], folder);
-    let file = *draw.of(&["text.bin", "text.idx"]);
+    let file = *draw.choose(&["text.bin", "text.idx"]);
     let how = change(&folder.join("run/cache").join(file), draw);
     let arguments = strings(&["data", "inspect", "run/cache/text", "--show", "2"]);
     Case {
@@ -269,7 +269,7 @@ fn token_files(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
 
 fn texts(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["run", "text"], folder);
-    let file = *draw.of(&["a.txt", "b.jsonl"]);
+    let file = *draw.choose(&["a.txt", "b.jsonl"]);
     let path = folder.join("text").join(file);
     let how = change(&path, draw);
     let text = format!("text/{file}");
@@ -293,7 +293,7 @@ fn tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         std::fs::copy(folder.join("run/cache").join(name), folder.join("tokenizer").join(name)).unwrap();
     }
-    let file = *draw.of(&["tokenizer.json", "tokenizer_config.json"]);
+    let file = *draw.choose(&["tokenizer.json", "tokenizer_config.json"]);
     let how = change(&folder.join("tokenizer").join(file), draw);
     let arguments = strings(&["data", "build", "text/a.txt", "--tokenizer", "tokenizer", "--output", "out/text"]);
     Case {
@@ -328,7 +328,7 @@ pub fn change(path: &Path, draw: &mut Draw) -> String {
 /// Puts something else in the place of a file.
 fn replace_entry(path: &Path, draw: &mut Draw) -> String {
     std::fs::remove_file(path).unwrap();
-    let how = *draw.of(&["missing", "a folder", "a pipe", "a link loop", "a link to /dev/zero", "empty"]);
+    let how = *draw.choose(&["missing", "a folder", "a pipe", "a link loop", "a link to /dev/zero", "empty"]);
     match how {
         "missing" => {}
         "a folder" => std::fs::create_dir(path).unwrap(),
@@ -375,7 +375,7 @@ fn change_bytes(bytes: &[u8], draw: &mut Draw) -> (Vec<u8>, String) {
             "ones"
         }
         _ => {
-            let word = *draw.of(&NUMBERS);
+            let word = *draw.choose(&NUMBERS);
             changed.splice(at..end.min(at + word.len()), word.bytes());
             "number put in"
         }
@@ -392,8 +392,8 @@ fn change_value(value: &mut Value, draw: &mut Draw) -> String {
     };
     if children == 0 || draw.below(8) == 0 {
         let new = match draw.below(3) {
-            0 => json!(*draw.of(&PATHS)),
-            _ => serde_json::from_str(draw.of::<&str>(&NUMBERS)).unwrap_or(Value::Null),
+            0 => json!(*draw.choose(&PATHS)),
+            _ => serde_json::from_str(draw.choose::<&str>(&NUMBERS)).unwrap_or(Value::Null),
         };
         let text = format!(" = {new}");
         *value = new;

@@ -26,7 +26,7 @@ impl Draw {
         self.below(n) == 0
     }
 
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+    fn choose<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.below(choices.len() as u64) as usize]
     }
 }
@@ -113,7 +113,7 @@ impl Case {
 
 fn event(draw: &mut Draw) -> Event {
     match draw.below(5) {
-        0 => Event::FullDisk { stop: 1 + draw.below(ITERATIONS - 1), kib: draw.of(&[8, 12, 16]) },
+        0 => Event::FullDisk { stop: 1 + draw.below(ITERATIONS - 1), kib: draw.choose(&[8, 12, 16]) },
         1 => Event::Terminate(draw.below(2500)),
         2 => Event::Kill(draw.below(2500)),
         _ => Event::Stop(1 + draw.below(ITERATIONS - 1)),
@@ -121,14 +121,14 @@ fn event(draw: &mut Draw) -> Event {
 }
 
 fn recipe(draw: &mut Draw) -> Recipe {
-    let data = draw.of(&[Data::Mock, Data::Indexed, Data::Text]);
-    let num_layers = draw.of(&[2, 4, 6]);
+    let data = draw.choose(&[Data::Mock, Data::Indexed, Data::Text]);
+    let num_layers = draw.choose(&[2, 4, 6]);
     let num_experts = if draw.one_in(4) { 4 } else { 0 };
     let micro_batch_size =
-        draw.of(&["train.micro_batch_size=1", "train.micro_batch_size=2", "train.micro_batch_size=3"]);
+        draw.choose(&["train.micro_batch_size=1", "train.micro_batch_size=2", "train.micro_batch_size=3"]);
     let mut overrides = vec![
         format!("model.num_layers={num_layers}"),
-        format!("model.num_query_groups={}", draw.of(&[1, 2, 3, 4, 6, 12])),
+        format!("model.num_query_groups={}", draw.choose(&[1, 2, 3, 4, 6, 12])),
         format!("model.share_embeddings_and_output_weights={}", draw.one_in(2)),
     ];
     let mut set = |settings: &[&str]| overrides.extend(settings.iter().map(|setting| (*setting).to_owned()));
@@ -181,10 +181,10 @@ fn divisors(number: u64, choices: &[u64]) -> Vec<u64> {
 }
 
 fn layout(draw: &mut Draw, recipe: &Recipe) -> Layout {
-    let ranks = draw.of(&[1, 2, 2, 3, 4, 4, 5, 6, 8]);
-    let tensor = draw.of(&divisors(ranks, &[1, 1, 2, 3, 4, 6]));
-    let pipeline = draw.of(&divisors(ranks / tensor, &[1, 1, 2, 3, 4]));
-    let context = draw.of(&divisors(ranks / tensor / pipeline, &[1, 1, 2, 3, 4]));
+    let ranks = draw.choose(&[1, 2, 2, 3, 4, 4, 5, 6, 8]);
+    let tensor = draw.choose(&divisors(ranks, &[1, 1, 2, 3, 4, 6]));
+    let pipeline = draw.choose(&divisors(ranks / tensor, &[1, 1, 2, 3, 4]));
+    let context = draw.choose(&divisors(ranks / tensor / pipeline, &[1, 1, 2, 3, 4]));
     let data = ranks / tensor / pipeline / context;
     let mut overrides = Vec::new();
     let mut set = |setting: String| overrides.push(setting);
@@ -228,7 +228,7 @@ fn replicas(draw: &mut Draw, set: &mut impl FnMut(String)) {
     match draw.below(5) {
         0 => {
             set("ddp.use_megatron_fsdp=true".into());
-            let strategy = draw.of(&["optim", "optim_grads", "optim_grads_params"]);
+            let strategy = draw.choose(&["optim", "optim_grads", "optim_grads_params"]);
             set(format!("ddp.data_parallel_sharding_strategy={strategy}"));
         }
         1 => {

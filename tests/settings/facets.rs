@@ -42,7 +42,7 @@ fn is_volatile(figure: &str) -> bool {
 
 impl Facets {
     /// Facets of a run from its `folder`, and from observations meanwhile.
-    pub fn of(folder: &Path, status: ExitStatus, program: &Program, watched: Watched) -> Self {
+    pub fn observe(folder: &Path, status: ExitStatus, program: &Program, watched: Watched) -> Self {
         let mut facets = Self::default();
         let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
         facets.add("exit", status.code().map_or_else(|| format!("{status}"), |code| code.to_string()));

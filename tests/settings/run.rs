@@ -162,7 +162,7 @@ impl Run {
             std::fs::write(at.join(file), bytes).unwrap();
         }
         let (status, watched) = self.meddle(at, self.started(at, &self.arguments(), "main"));
-        Facets::of(at, status, &self.program, watched)
+        Facets::observe(at, status, &self.program, watched)
     }
 
     fn arguments(&self) -> Vec<String> {

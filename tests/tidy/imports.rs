@@ -29,10 +29,10 @@ impl Crate {
     /// Reads `PACKAGE/src`.
     pub fn read(package: &str) -> Self {
         let files = sources(&format!("{package}/src")).into_iter().filter(|file| !file.is_test()).collect();
-        Self::of(package, files)
+        Self::from_sources(package, files)
     }
 
-    fn of(package: &str, files: Vec<Source>) -> Self {
+    fn from_sources(package: &str, files: Vec<Source>) -> Self {
         let mut krate = Self { files, modules: Vec::new() };
         let source = |name: &str| format!("{package}/src/{name}");
         for top in ["lib.rs", "main.rs"] {
@@ -251,7 +251,7 @@ fn example() -> Crate {
         ("x/src/d.rs", "pub fn h() { super::b::f() } mod deeper { fn i() { super::super::c::g() } }"),
     ];
     let source = |(path, code): (&str, &str)| Source { path: path.into(), text: code.into(), code: code.into() };
-    Crate::of("x", files.map(source).into())
+    Crate::from_sources("x", files.map(source).into())
 }
 
 #[test]

@@ -57,7 +57,7 @@ pub fn export(
     if copy_tokenizer(&adapted.checkpoint, output)?.is_empty() {
         copy_tokenizer(&adapted.base, output)?;
     }
-    write_card(output, &model_card::of(&adapted.checkpoint, family.model_type(), Exported::Adapter(modules))?)?;
+    write_card(output, &model_card::render(&adapted.checkpoint, family.model_type(), Exported::Adapter(modules))?)?;
     if options.base.is_none() {
         complain(
             "adapter_config.json names no base (the adapter was trained on a checkpoint): `--base NAME` writes one, which AutoPeftModel needs",
@@ -91,7 +91,7 @@ pub fn merge(source: &Path, output: &Path, speech: &Speech) -> Result<u8, Failur
     let device = Device::flex();
     let expected = logits(adapted.build(&device)?.as_ref(), &adapted);
     let merged = logits(find(output)?.build(&device)?.as_ref(), &adapted);
-    let Difference { median, worst } = Difference::of(&expected, &merged, adapted.config.padded_vocab_size);
+    let Difference { median, worst } = Difference::compare(&expected, &merged, adapted.config.padded_vocab_size);
     if median > TOLERANCE {
         let path = path.display();
         let text = format!("{path}: logits differ from those of base and adapter by {median:.1e} of the largest");
@@ -120,7 +120,7 @@ struct Difference {
 
 impl Difference {
     /// Between logits `[t, v]`.
-    fn of(expected: &[f32], found: &[f32], v: usize) -> Self {
+    fn compare(expected: &[f32], found: &[f32], v: usize) -> Self {
         let largest = expected.iter().fold(f64::MIN_POSITIVE, |largest, value| largest.max(f64::from(value.abs())));
         let at_position = |(expected, found): (&[f32], &[f32])| {
             let differences = expected.iter().zip(found).map(|(a, b)| f64::from((a - b).abs()) / largest);

@@ -321,7 +321,7 @@ fn export_folder(
     let num_parameters = config.num_parameters() as u64;
     let mut files = companions(&found)?;
     if let Some(checkpoint) = checkpoint {
-        let card = model_card::of(checkpoint, family.model_type(), Exported::Model(num_parameters))?;
+        let card = model_card::render(checkpoint, family.model_type(), Exported::Model(num_parameters))?;
         files.insert("README.md".to_owned(), card.into_bytes());
         // A base that learned to answer in a template ends its answers by it, which its first
         // makers did not know.
@@ -368,7 +368,7 @@ pub(super) fn origin_of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Resu
 
 fn origin(original: Option<Map<String, Value>>, config: &DecoderConfig) -> Result<Origin, Failure> {
     let model_type = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
-    Ok((families::of(config, model_type).map_err(Failure::input)?, original))
+    Ok((families::find(config, model_type).map_err(Failure::input)?, original))
 }
 
 fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {

@@ -41,7 +41,7 @@ pub enum Exported {
 
 /// The text of `README.md` for a checkpoint that is exported as a model of `family`, or as an
 /// adapter on one.
-pub fn of(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<String, Failure> {
+pub fn render(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Result<String, Failure> {
     let raw = recipe(checkpoint)?;
     let state = checkpoint.train_state().map_err(Failure::input)?;
     let name = raw.name.clone().unwrap_or_else(|| family.to_owned());

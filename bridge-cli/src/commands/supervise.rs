@@ -41,7 +41,7 @@ enum End {
 }
 
 impl End {
-    fn of(status: ExitStatus) -> Self {
+    fn from_status(status: ExitStatus) -> Self {
         let stops = Signal::ALL.map(Signal::exit_code);
         match (status.code(), status.signal()) {
             (Some(0 | 2 | EXIT_CODE_RESUME_TO_DISAMBIGUATE | EXIT_CODE_FAILED_ON_RESULT_VALIDATION), _) => {
@@ -91,7 +91,7 @@ pub fn supervise(
         let given = (&arguments[..], &progress.overrides()[..]);
         let status = run_once(&signals, monitor.as_ref(), (restarts, &mut told), given)?;
         told.take_down(monitor.as_ref());
-        let (code, why) = match End::of(status) {
+        let (code, why) = match End::from_status(status) {
             End::Final(code) => return Ok(code),
             End::Failed(code, why) => (code, why),
         };
@@ -265,7 +265,7 @@ mod tests {
             (9, false, 137),
             (15, false, 143),
         ] {
-            let found = match End::of(ExitStatus::from_raw(raw)) {
+            let found = match End::from_status(ExitStatus::from_raw(raw)) {
                 End::Final(code) => (true, code),
                 End::Failed(code, _) => (false, code),
             };

@@ -18,7 +18,7 @@ pub struct Checksum(u128);
 impl Checksum {
     /// The checksum of `bytes`.
     #[must_use]
-    pub fn of(bytes: &[u8]) -> Self {
+    pub fn compute(bytes: &[u8]) -> Self {
         Self(Hasher::oneshot(bytes))
     }
 }
@@ -111,7 +111,7 @@ struct Sealed<T> {
 pub(super) fn seal<T: Serialize>(content: &T) -> Result<(Vec<u8>, Checksum), serde_json::Error> {
     let json = serde_json::to_string_pretty(content)?.replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");
-    let checksum = Checksum::of(rest.as_bytes());
+    let checksum = Checksum::compute(rest.as_bytes());
     Ok((format!("{SEAL_PREFIX}{checksum}{rest}").into_bytes(), checksum))
 }
 
@@ -131,7 +131,7 @@ pub(super) fn stated_checksum(bytes: &[u8]) -> Result<Checksum, SealError> {
 /// [`SealError`], if any byte differs from what was written.
 pub(super) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Checksum), SealError> {
     let expected = stated_checksum(bytes)?;
-    let found = Checksum::of(&bytes[SEAL_PREFIX.len() + SEAL_LEN..]);
+    let found = Checksum::compute(&bytes[SEAL_PREFIX.len() + SEAL_LEN..]);
     if expected != found {
         return Err(SealError::Mismatch { expected, found });
     }
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn checksum_text_round_trips_and_is_strict() {
-        let checksum = Checksum::of(b"bridge");
+        let checksum = Checksum::compute(b"bridge");
         let text = checksum.to_string();
         assert_eq!(text.parse::<Checksum>().unwrap(), checksum);
         for bad in [text.to_uppercase(), text.replace("xxh3", "xxh4"), format!("{text}0"), text[..40].to_owned()] {
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn checksum_is_the_published_xxh3_128() {
         // The value of the empty input, from the XXH3 specification's reference implementation.
-        assert_eq!(Checksum::of(b"").to_string(), "xxh3-128:99aa06d3014798d86001c324468d497f");
+        assert_eq!(Checksum::compute(b"").to_string(), "xxh3-128:99aa06d3014798d86001c324468d497f");
     }
 
     #[test]
@@ -164,7 +164,7 @@ mod tests {
         let bytes: Vec<u8> = (0..70_000u32).map(|i| (i % 251) as u8).collect();
         let mut builder = ChecksumBuilder::new();
         bytes.chunks(997).for_each(|piece| builder.update(piece));
-        assert_eq!(builder.finish(), Checksum::of(&bytes));
+        assert_eq!(builder.finish(), Checksum::compute(&bytes));
     }
 
     #[test]

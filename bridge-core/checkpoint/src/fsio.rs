@@ -27,7 +27,7 @@ pub(super) struct FileId {
 }
 
 impl FileId {
-    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+    pub(super) fn from_metadata(metadata: &fs::Metadata) -> Self {
         Self { device: metadata.dev(), inode: metadata.ino(), changed: (metadata.ctime(), metadata.ctime_nsec()) }
     }
 }
@@ -203,7 +203,7 @@ mod tests {
         let mut writer = FileWriter::create(&path).unwrap();
         content.chunks(300_001).for_each(|part| writer.write(part).unwrap());
         let written = writer.finish().unwrap();
-        assert_eq!(written, (content.len() as u64, Checksum::of(&content)));
+        assert_eq!(written, (content.len() as u64, Checksum::compute(&content)));
         assert_eq!(checksum_file(&File::open(&path).unwrap()).unwrap(), written);
     }
 

@@ -138,7 +138,7 @@ mod tests {
         write_pointer(root, 100).unwrap();
         assert_eq!(read_pointer(root).unwrap(), Pointer::Iteration(100));
         for previous in [None, Some(50)] {
-            let journal = Journal::Saving { iteration: 100, metadata_checksum: Checksum::of(b"m"), previous };
+            let journal = Journal::Saving { iteration: 100, metadata_checksum: Checksum::compute(b"m"), previous };
             write_journal(root, &journal).unwrap();
             assert_eq!(read_journal(root).unwrap(), JournalState::Valid(journal));
         }

@@ -161,7 +161,7 @@ mod tests {
             extent: vec![rows, 3],
         };
         let file = format!("model-rank0000{rank}.safetensors");
-        WrittenShard { file, size: 1, checksum: Checksum::of(b"x"), group: "model".into(), tensors: vec![tensor] }
+        WrittenShard { file, size: 1, checksum: Checksum::compute(b"x"), group: "model".into(), tensors: vec![tensor] }
     }
 
     fn merge(shards: &[WrittenShard]) -> Result<BTreeMap<String, TensorRecord>, CheckpointError> {
@@ -201,7 +201,7 @@ mod tests {
         assert_eq!(good.problem(), None);
         for name in ["../x", "/etc/passwd", METADATA_FILE] {
             let mut bad = good.clone();
-            bad.files.insert(name.into(), FileRecord { size: 0, checksum: Checksum::of(b"") });
+            bad.files.insert(name.into(), FileRecord { size: 0, checksum: Checksum::compute(b"") });
             assert!(bad.problem().is_some(), "{name}");
         }
         let mut bad = good.clone();

@@ -141,15 +141,15 @@ impl Content {
 impl ShardTensor {
     /// A whole tensor.
     pub fn whole(name: impl Into<String>, source: HostTensor) -> Self {
-        Self::of(name.into(), Content::Memory(source))
+        Self::with_content(name.into(), Content::Memory(source))
     }
 
     /// A whole tensor whose values are made while they are written.
     pub fn streamed(name: impl Into<String>, stream: Arc<dyn TensorStream>) -> Self {
-        Self::of(name.into(), Content::Stream(stream))
+        Self::with_content(name.into(), Content::Stream(stream))
     }
 
-    fn of(name: String, source: Content) -> Self {
+    fn with_content(name: String, source: Content) -> Self {
         let global_shape = source.shape().to_vec();
         Self { name, offset: vec![0; global_shape.len()], global_shape, source }
     }

@@ -72,7 +72,7 @@ pub(super) fn read_entries(root: &Path) -> Result<BTreeMap<u64, RootEntry>, Chec
         };
         // Of `iter_100` and `iter_0000100`, takes the one that Bridge writes.
         if !entries.contains_key(&iteration) || name == iteration_folder_name(iteration) {
-            let id = fs::metadata(&path).ok().map(|metadata| FileId::of(&metadata));
+            let id = fs::metadata(&path).ok().map(|metadata| FileId::from_metadata(&metadata));
             entries.insert(iteration, RootEntry { path, id });
         }
     }

@@ -56,7 +56,8 @@ impl VerifiedFile {
         if let Some(file) = &self.open {
             return read(file);
         }
-        let opened = untrusted_io::open(&self.path).and_then(|(file, _)| Ok((FileId::of(&file.metadata()?), file)));
+        let opened =
+            untrusted_io::open(&self.path).and_then(|(file, _)| Ok((FileId::from_metadata(&file.metadata()?), file)));
         match opened.map_err(CheckpointError::io("open", &self.path))? {
             (id, file) if id == self.id => read(&file),
             _ => {
@@ -226,7 +227,7 @@ fn verify_file(
     if size != record.size {
         return Err(size_mismatch(size));
     }
-    let id = FileId::of(&file.metadata().map_err(failed)?);
+    let id = FileId::from_metadata(&file.metadata().map_err(failed)?);
     if verification == Verification::Contents {
         let (size, checksum) = checksum_file(&file).map_err(failed)?;
         if size != record.size {
@@ -310,7 +311,7 @@ mod tests {
     use crate::checksum::Checksum;
 
     fn records(sizes: &[u64]) -> BTreeMap<String, FileRecord> {
-        let record = |size| FileRecord { size, checksum: Checksum::of(b"") };
+        let record = |size| FileRecord { size, checksum: Checksum::compute(b"") };
         sizes.iter().enumerate().map(|(index, size)| (format!("file {index}"), record(*size))).collect()
     }
 

@@ -45,13 +45,13 @@ struct Entry {
 
 impl Boundary {
     /// One tensor, which a segment made.
-    pub fn of(name: &'static str, tensor: Tensor<3>) -> Self {
+    pub fn single(name: &'static str, tensor: Tensor<3>) -> Self {
         Self::default().with(name, tensor)
     }
 
     /// The residual stream alone, which a segment made.
     pub fn hidden_states(x_btc: Tensor<3>) -> Self {
-        Self::of(HIDDEN_STATES, x_btc)
+        Self::single(HIDDEN_STATES, x_btc)
     }
 
     /// These tensors and one more, which a segment made.

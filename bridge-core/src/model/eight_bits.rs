@@ -27,7 +27,7 @@ pub(super) struct EightBits {
 
 impl EightBits {
     /// 8-bit layers of a model section; `None` without `model.fp8`.
-    pub fn of(section: &TransformerConfig, other: Option<&Arc<dyn Adapter>>) -> Option<Self> {
+    pub fn from_config(section: &TransformerConfig, other: Option<&Arc<dyn Adapter>>) -> Option<Self> {
         let format = section.fp8?;
         let scaling = match section.fp8_recipe? {
             Fp8Recipe::Tensorwise => Fp8Scaling::Current,

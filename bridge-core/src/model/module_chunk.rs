@@ -353,7 +353,7 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
         };
         match &mut self.change {
             Change::Update(f) => param.map(|tensor| {
-                let form = Form::of(&tensor);
+                let form = Form::from_tensor(&tensor);
                 if is_released {
                     return fill(
                         form,
@@ -374,7 +374,7 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
             }),
             Change::Replace(replacements) => match replacements.remove(name) {
                 None | Some(Replacement::Kept) => param,
-                Some(replacement) => param.map(|tensor| fill(Form::of(&tensor), replacement)),
+                Some(replacement) => param.map(|tensor| fill(Form::from_tensor(&tensor), replacement)),
             },
         }
     }
@@ -389,7 +389,7 @@ struct Form<const D: usize> {
 }
 
 impl<const D: usize> Form<D> {
-    fn of(tensor: &Tensor<D>) -> Self {
+    fn from_tensor(tensor: &Tensor<D>) -> Self {
         Self {
             dims: tensor.dims(),
             dtype: tensor.dtype(),

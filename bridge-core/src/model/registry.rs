@@ -128,7 +128,7 @@ impl ModelRegistry {
             true => adapter,
             false => Some(Arc::new(Freezing::new(patterns.clone(), adapter)) as Arc<dyn Adapter>),
         };
-        Ok(match EightBits::of(section, adapter.as_ref()) {
+        Ok(match EightBits::from_config(section, adapter.as_ref()) {
             Some(eight_bits) => Some(Arc::new(eight_bits)),
             None => adapter,
         })

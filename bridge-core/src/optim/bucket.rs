@@ -198,7 +198,7 @@ pub struct ShardCounts {
 
 impl ShardCounts {
     /// The number for one kind.
-    pub fn of(self, replicas: ReplicaGroup) -> usize {
+    pub fn count_for(self, replicas: ReplicaGroup) -> usize {
         match replicas {
             ReplicaGroup::Dense => self.dense,
             ReplicaGroup::Expert => self.expert,
@@ -284,7 +284,7 @@ pub struct BucketSize {
 /// others.
 pub fn buckets(parameters: &[BucketParameter], layout: BucketLayout) -> Vec<Bucket> {
     let groups = groups(parameters, layout.rule);
-    groups.iter().map(|group| Bucket::new(group, layout.counts.of(replicas(group)), layout.padding)).collect()
+    groups.iter().map(|group| Bucket::new(group, layout.counts.count_for(replicas(group)), layout.padding)).collect()
 }
 
 /// The sizes of [`buckets`], for any number of ranks. Names do not matter.
@@ -295,7 +295,7 @@ pub fn bucket_sizes(parameters: &[BucketParameter], layout: BucketLayout) -> Vec
         is_trained: is_trained(group),
         is_cast: is_cast(group),
         num_parameters: group.len(),
-        part_len: layout.padding.part(group, layout.counts.of(replicas(group))),
+        part_len: layout.padding.part(group, layout.counts.count_for(replicas(group))),
     };
     groups(parameters, layout.rule).iter().map(size).collect()
 }

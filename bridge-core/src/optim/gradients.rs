@@ -171,7 +171,7 @@ impl GradientBuffer {
             return Ok(());
         }
         self.settle();
-        if let Some(way) = TensorExchange::of(group, device) {
+        if let Some(way) = TensorExchange::for_device(group, device) {
             let packing = Packing { device, dtype: DType::F32 };
             let pieces = parameters.iter().map(|SharedElements { name, elements, .. }| {
                 let gradient = self.gradients.get(*name).cloned().filter(|_| !elements.is_empty());

@@ -26,13 +26,13 @@ impl Packing<'_> {
     }
 
     /// Tensor of a parameter; zeros without one.
-    fn of(self, value: Option<Tensor<1>>, len: usize) -> Tensor<1> {
+    fn tensor_or_zeros(self, value: Option<Tensor<1>>, len: usize) -> Tensor<1> {
         value.map_or_else(|| self.zeros([len]), |value| self.cast(value))
     }
 
     /// Tensors one after the other, filled up with zeros.
     pub fn concatenated(self, pieces: impl Iterator<Item = (Option<Tensor<1>>, usize)>, length: usize) -> Tensor<1> {
-        let mut pieces: Vec<Tensor<1>> = pieces.map(|(value, len)| self.of(value, len)).collect();
+        let mut pieces: Vec<Tensor<1>> = pieces.map(|(value, len)| self.tensor_or_zeros(value, len)).collect();
         let missing = length - pieces.iter().map(|piece| piece.dims()[0]).sum::<usize>();
         if missing > 0 || pieces.is_empty() {
             pieces.push(self.zeros([missing]));
@@ -44,7 +44,7 @@ impl Packing<'_> {
     pub fn by_rank(self, bucket: &Bucket, mut take: impl FnMut(&str) -> Option<Tensor<1>>) -> Tensor<1> {
         let (ranks, part_len) = (bucket.num_ranks(), bucket.part_len());
         let values: Vec<Tensor<1>> =
-            bucket.entries.iter().map(|entry| self.of(take(&entry.name), entry.num_elements)).collect();
+            bucket.entries.iter().map(|entry| self.tensor_or_zeros(take(&entry.name), entry.num_elements)).collect();
         if bucket.is_even() {
             // Each parameter is a column of blocks: one operation for all ranks.
             let mut columns: Vec<Tensor<2>> = values.into_iter().map(|value| reshaped(value, ranks)).collect();

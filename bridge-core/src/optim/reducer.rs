@@ -189,7 +189,7 @@ impl GradientReducer {
             }
             let group = distribution.shards(bucket.replicas);
             let part = GradientPart::Bucket { chunk, bucket: number };
-            let request = match TensorExchange::of(group, &self.device) {
+            let request = match TensorExchange::for_device(group, &self.device) {
                 Some(way) => Reducing::OnDevice(self.start_on_device(&way, part, bucket, gradients)?),
                 None => Reducing::OnHost(self.start_on_host(group, part, bucket, gradients)?),
             };
@@ -337,7 +337,7 @@ impl GradientReducer {
             for (number, bucket) in distribution.buckets(chunk).iter().enumerate().filter(|(_, b)| b.is_trained) {
                 if let Some(group) = distribution.instances(bucket.replicas) {
                     let op = distribution.reduce_op();
-                    let request = match TensorExchange::of(group, &self.device) {
+                    let request = match TensorExchange::for_device(group, &self.device) {
                         Some(way) => {
                             let rank = distribution.shards(bucket.replicas).rank();
                             let own = bucket.entries.iter().map(|entry| {

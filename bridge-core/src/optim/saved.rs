@@ -142,7 +142,7 @@ impl Optimizer {
             None => {
                 // What is not what the parameter was rounded from stays whole until it is.
                 let parameter = parameter.filter(|value| keeps_remainders && value.dtype() == DType::BF16);
-                let remainders = parameter.and_then(|value| Remainders::of(stored.widen(&value.device()), value));
+                let remainders = parameter.and_then(|value| Remainders::split(stored.widen(&value.device()), value));
                 slot.master = Some(remainders.map_or_else(|| Master::Whole(Box::new(stored)), Master::Remainders));
             }
         }

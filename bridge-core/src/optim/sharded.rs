@@ -395,7 +395,7 @@ impl ShardedParameters {
         let first = &self.shards[&bucket.entries.first().expect("no bucket is empty").name];
         let (device, dtype) = (first.device(), first.dtype());
         let group = self.distribution.shards(bucket.replicas);
-        let way = TensorExchange::of(group, &device);
+        let way = TensorExchange::for_device(group, &device);
         let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards, way.is_some())?;
         let request = match (part, way) {
             (Codes::OnDevice(words), Some(way)) => Arriving::OnDevice(way.start_all_gather_bytes(words)?),
@@ -415,7 +415,7 @@ impl ShardedParameters {
         let first = owned.first().expect("no bucket is empty");
         let (device, dtype) = (first.device(), first.dtype());
         let places = bucket.entries.iter().map(|entry| bucket.within_part(entry, rank));
-        if let Some(way) = TensorExchange::of(group, &device) {
+        if let Some(way) = TensorExchange::for_device(group, &device) {
             let packing = Packing { device: &device, dtype };
             let pieces = places.zip(owned).map(|(place, value)| (Some(value), place.len()));
             let part = packing.concatenated(pieces, bucket.part_len());

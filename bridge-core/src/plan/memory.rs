@@ -155,7 +155,7 @@ pub(super) fn offloaded(setup: &Setup<'_>, stage: usize) -> Offloaded {
     let is_divided = setup.sharding().divides_state();
     let trained = || setup.parameters(stage).filter(|parameter| parameter.trainable);
     let owned = |parameter: &Declaration| {
-        let ranks = if is_divided { setup.shards().of(parameter.placement.replicas) } else { 1 };
+        let ranks = if is_divided { setup.shards().count_for(parameter.placement.replicas) } else { 1 };
         owned_range(parameter.num_elements(), 0, ranks).len()
     };
     let sizes: Vec<usize> = trained().map(owned).collect();
@@ -241,7 +241,7 @@ fn is_apart(parameter: &Declaration) -> bool {
 /// Elements of the `wanted` parameters of a rank: all, or its share among the replicas.
 fn sharded(setup: &Setup<'_>, stage: usize, is_sharded: bool, wanted: impl Fn(&Declaration) -> bool) -> u64 {
     let of = |replicas| {
-        let ranks = if is_sharded { setup.shards().of(replicas) as u64 } else { 1 };
+        let ranks = if is_sharded { setup.shards().count_for(replicas) as u64 } else { 1 };
         let parameters = setup.parameters(stage).filter(|p| p.placement.replicas == replicas && wanted(p));
         parameters.map(|p| p.num_elements() as u64).sum::<u64>().div_ceil(ranks)
     };

@@ -57,7 +57,7 @@ impl SectionLimits {
 
     fn checked(self) -> Result<Self, String> {
         let is_time = |seconds: &f64| seconds.is_finite() && *seconds > 0.0;
-        match Section::TIMED.map(|section| self.of(section).unwrap_or(0.0)).iter().all(is_time) {
+        match Section::TIMED.map(|section| self.seconds(section).unwrap_or(0.0)).iter().all(is_time) {
             true => Ok(self),
             false => Err("limits are seconds above 0".to_owned()),
         }
@@ -86,7 +86,7 @@ impl SectionLimits {
     }
 
     /// The limit of a section; `None` for a rank that is done.
-    pub fn of(&self, section: Section) -> Option<f64> {
+    pub fn seconds(&self, section: Section) -> Option<f64> {
         match section {
             Section::Setup => Some(self.setup),
             Section::Step => Some(self.step),

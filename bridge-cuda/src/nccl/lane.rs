@@ -119,11 +119,11 @@ impl<C: Carrier> Lane<C> {
     fn reduce_slice_and_gather(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CarrierError> {
         let (dtype, len, size) = (data.dtype(), data.len(), self.size());
         let slices = Slices { len, width: len.div_ceil(size) };
-        let own = slices.of(self.agreement.member.rank).len();
+        let own = slices.range_of(self.agreement.member.rank).len();
         let mut parts = HostBuffer::zeros(dtype, own * size);
         {
             let whole = data.view();
-            let sends: Vec<&[u8]> = (0..size).map(|rank| whole.slice(slices.of(rank)).bytes()).collect();
+            let sends: Vec<&[u8]> = (0..size).map(|rank| whole.slice(slices.range_of(rank)).bytes()).collect();
             let mut view = parts.view_mut();
             let mut receives = split_evenly(view.bytes_mut(), size);
             self.carrier.exchange(&sends, &mut receives)?;
@@ -214,7 +214,7 @@ struct Slices {
 }
 
 impl Slices {
-    fn of(&self, rank: usize) -> Range<usize> {
+    fn range_of(&self, rank: usize) -> Range<usize> {
         (rank * self.width).min(self.len)..((rank + 1) * self.width).min(self.len)
     }
 }
@@ -247,7 +247,7 @@ mod tests {
         for len in [0, 1, 7, 12, 1000] {
             for parts in 1..6 {
                 let slices = Slices { len, width: len.div_ceil(parts) };
-                let covered: Vec<usize> = (0..parts).flat_map(|rank| slices.of(rank)).collect();
+                let covered: Vec<usize> = (0..parts).flat_map(|rank| slices.range_of(rank)).collect();
                 assert!(covered.iter().copied().eq(0..len), "{len} in {parts}");
                 let covered: Vec<usize> = chunks(len, parts).flatten().collect();
                 assert!(covered.iter().copied().eq(0..len), "{len} by {parts}");

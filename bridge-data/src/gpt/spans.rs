@@ -32,7 +32,7 @@ impl SpanTokens {
     ///
     /// # Errors
     /// If the tokenizer has no end-of-document id, or no such sentinels.
-    pub fn of(tokenizer: &dyn Tokenizer, count: Option<usize>, start: i64) -> Result<Self, DataError> {
+    pub fn from_tokenizer(tokenizer: &dyn Tokenizer, count: Option<usize>, start: i64) -> Result<Self, DataError> {
         let missing = |what: &str| DataError::NoTokenizer(format!("span corruption needs {what}"));
         let end = tokenizer.eod().ok_or_else(|| missing("a tokenizer with an end-of-document token"))?;
         let pad = tokenizer.pad().unwrap_or(start);

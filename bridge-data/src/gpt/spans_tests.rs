@@ -118,11 +118,11 @@ fn samples_of_few_tokens_have_spans_as_far_as_there_are_tokens() {
 fn sentinels_come_from_the_top_or_are_missed() {
     let tokenizer = NullTokenizer::new(20);
     let end = tokenizer.eod().unwrap();
-    let tokens = SpanTokens::of(&tokenizer, Some(4), 0).unwrap();
+    let tokens = SpanTokens::from_tokenizer(&tokenizer, Some(4), 0).unwrap();
     assert_eq!(tokens.sentinels.len(), 4);
     assert!(tokens.sentinels.windows(2).all(|pair| pair[0] > pair[1]) && !tokens.sentinels.contains(&end));
     for count in [None, Some(100)] {
-        let error = SpanTokens::of(&tokenizer, count, 0).unwrap_err().to_string();
+        let error = SpanTokens::from_tokenizer(&tokenizer, count, 0).unwrap_err().to_string();
         assert!(error.contains("dataset.num_sentinels"), "{error}");
     }
 }

@@ -80,7 +80,7 @@ fn normal(call: &Value) -> Result<Value, String> {
 mod tests {
     use super::*;
 
-    fn of(message: Value) -> Result<Option<Vec<Value>>, String> {
+    fn calls(message: Value) -> Result<Option<Vec<Value>>, String> {
         calls_of(message.as_object().unwrap())
     }
 
@@ -101,14 +101,14 @@ mod tests {
             json!({ "function_call": [function], "tool_calls": null }),
             json!({ "function_call": { "name": "w", "parameters": { "city": "Oslo" } } }),
         ] {
-            assert_eq!(of(written.clone()), Ok(Some(vec![call.clone()])), "{written}");
+            assert_eq!(calls(written.clone()), Ok(Some(vec![call.clone()])), "{written}");
         }
         // Arguments that are text stay as they are, and so does a call's id.
         let with_id = json!({ "id": "1", "type": "function", "function": { "name": "w", "arguments": "{}" } });
-        assert_eq!(of(json!({ "tool_calls": [with_id] })), Ok(Some(vec![with_id])));
+        assert_eq!(calls(json!({ "tool_calls": [with_id] })), Ok(Some(vec![with_id])));
         for nothing in [json!({}), json!({ "tool_calls": null }), json!({ "tool_calls": "", "function_call": "null" })]
         {
-            assert_eq!(of(nothing), Ok(None));
+            assert_eq!(calls(nothing), Ok(None));
         }
     }
 
@@ -126,11 +126,11 @@ mod tests {
             (json!({ "function_call": { "arguments": "{}" } }), "function_call: expected a call"),
             (json!({ "function_call": 3 }), "function_call: expected a call"),
         ] {
-            let error = of(written.clone()).unwrap_err();
+            let error = calls(written.clone()).unwrap_err();
             assert!(error.starts_with(reason), "{written}: {error}");
         }
         let function = json!({ "name": "w", "arguments": {} });
-        let both = of(json!({ "tool_calls": [function], "function_call": function })).unwrap_err();
+        let both = calls(json!({ "tool_calls": [function], "function_call": function })).unwrap_err();
         assert!(both.contains("in one of the two"), "{both}");
     }
 }

@@ -83,7 +83,7 @@ impl ExampleBuilder {
                 return Err(DataError::NoTokenizer(message));
             }
         };
-        let words = Words::of(template.as_ref());
+        let words = Words::from_template(template.as_ref());
         let ids = |text: &str| tokenizer.encode(text).unwrap_or_default();
         let adds_prefix_space = ids("x y") == [ids("x"), ids("y")].concat();
         Ok(Self { tokenizer, template, words, options, eod, prefix, adds_prefix_space })
@@ -115,7 +115,7 @@ impl ExampleBuilder {
     /// # Errors
     /// The reason, as a sentence, if the record is not an example.
     pub(super) fn read(&self, record: &Value) -> Result<Read, String> {
-        let mut fields = Fields::of(record)?;
+        let mut fields = Fields::survey(record)?;
         refuse_media(fields.all())?;
         let examples = match self.options.kind {
             RecordKind::Preference => self.preference(&mut fields, false)?,

@@ -14,7 +14,7 @@ pub(super) struct Fields<'r> {
 impl<'r> Fields<'r> {
     /// # Errors
     /// A record that is no object, as a sentence.
-    pub(super) fn of(record: &'r Value) -> Result<Self, String> {
+    pub(super) fn survey(record: &'r Value) -> Result<Self, String> {
         let fields = record.as_object().ok_or("expected an object")?;
         Ok(Self { fields, used: Vec::new(), within: Vec::new() })
     }

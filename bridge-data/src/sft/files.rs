@@ -55,7 +55,7 @@ impl Format {
         ("feather", Self::Arrow),
     ];
 
-    fn of(path: &Path) -> Option<Self> {
+    fn from_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_str()?;
         if DESCRIPTIONS.contains(&name) {
             return None;
@@ -67,7 +67,7 @@ impl Format {
 
 /// True if a file's name is that of a file of records.
 pub(super) fn is_read(path: &Path) -> bool {
-    Format::of(path).is_some()
+    Format::from_path(path).is_some()
 }
 
 fn names_of(split: Split) -> &'static [&'static str] {
@@ -234,9 +234,9 @@ enum Opened {
 }
 
 impl Opened {
-    fn of(path: &Path) -> Result<Self, DataError> {
+    fn open(path: &Path) -> Result<Self, DataError> {
         let (file, size) = untrusted_io::open(path).map_err(DataError::io("open", path))?;
-        match Format::of(path).unwrap_or(Format::Lines(Compression::None)) {
+        match Format::from_path(path).unwrap_or(Format::Lines(Compression::None)) {
             Format::Lines(compression) => {
                 Ok(Self::Lines(Lines { reader: unpacked(file, compression, path)?, number: 0 }))
             }
@@ -288,7 +288,7 @@ fn bytes_of(value: &Value) -> usize {
 }
 
 impl<'a> Records<'a> {
-    pub(super) fn of(files: &'a [PathBuf]) -> Self {
+    pub(super) fn new(files: &'a [PathBuf]) -> Self {
         Self { files: Cow::Borrowed(files), next: 0, open: None }
     }
 }
@@ -312,7 +312,7 @@ impl Iterator for Records<'_> {
             }
             let path = self.files.get(self.next)?;
             self.next += 1;
-            match Opened::of(path) {
+            match Opened::open(path) {
                 Ok(records) => self.open = Some(records),
                 Err(error) => {
                     self.next = self.files.len();

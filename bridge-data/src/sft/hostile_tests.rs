@@ -166,7 +166,7 @@ fn mutated_tables_are_rows_or_errors() {
         std::fs::write(&path, mutated(&whole, &mut draw, &pieces)).expect("written");
         let started = computed();
         let files = [path.clone()];
-        let rows = Records::of(&files).take(100_000).filter(Result::is_ok).count();
+        let rows = Records::new(&files).take(100_000).filter(Result::is_ok).count();
         let took = computed() - started;
         assert!(rows <= 100_000 && took < MOST, "{rows} rows in {took:?}");
     }

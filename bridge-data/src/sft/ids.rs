@@ -107,7 +107,7 @@ mod tests {
     use super::*;
 
     fn read(record: &Value) -> Result<(Vec<i64>, Vec<f32>), String> {
-        of_ids(&mut Fields::of(record).unwrap(), 50)
+        of_ids(&mut Fields::survey(record).unwrap(), 50)
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(super) struct Words {
 }
 
 impl Words {
-    pub(super) fn of(template: Option<&ChatTemplate>) -> Self {
+    pub(super) fn from_template(template: Option<&ChatTemplate>) -> Self {
         let Some(template) = template else { return Self::default() };
         let text = template.written();
         let is_word = |c: char| c.is_alphanumeric() || c == '_';

@@ -124,7 +124,7 @@ fn write(
     let (sender, receiver) = sync_channel(1);
     std::thread::scope(|scope| {
         let read = move || {
-            let mut batches = Batches { records: Records::of(files), failed: false };
+            let mut batches = Batches { records: Records::new(files), failed: false };
             // If the receiver is gone, it has failed; stop reading.
             while batches.next().is_some_and(|batch| sender.send(batch).is_ok()) {}
         };

@@ -43,9 +43,9 @@ pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
         return Ok(None);
     }
     let mut found = None;
-    for record in Records::of(&[path.to_owned()]).take(LOOKED_AT) {
+    for record in Records::new(&[path.to_owned()]).take(LOOKED_AT) {
         let Ok(value) = record?.raw.value() else { return Ok(None) };
-        let Ok(mut fields) = Fields::of(&value) else { return Ok(None) };
+        let Ok(mut fields) = Fields::survey(&value) else { return Ok(None) };
         let kind = match () {
             () if spellings::is_preference(&fields) => ExampleKind::Preference,
             () if spellings::is_conversation(&fields) => ExampleKind::Conversation,
@@ -73,7 +73,7 @@ pub fn is_part_of_example(field: &str) -> bool {
 pub fn splits_of(root: &Path) -> Result<Option<SplitCounts>, DataError> {
     let count = |split: Split| -> Result<u64, DataError> {
         let files = of_split(root, split)?;
-        Records::of(&files).try_fold(0, |count, record| record.map(|_| count + 1))
+        Records::new(&files).try_fold(0, |count, record| record.map(|_| count + 1))
     };
     if of_split(root, Split::Train)?.is_empty() {
         return Ok(None);
@@ -93,7 +93,7 @@ pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCount
     let [mut training, mut validation] =
         [BufWriter::new(atomic::TempFile::beside(&paths[0])?), BufWriter::new(atomic::TempFile::beside(&paths[1])?)];
     let mut counts = SplitCounts { training: 0, validation: 0 };
-    for record in Records::of(files) {
+    for record in Records::new(files) {
         let record = record?;
         let is_held_out = (counts.training + counts.validation + 1).is_multiple_of(every);
         let (writer, count, path) = match is_held_out {

@@ -68,7 +68,7 @@ static CLASSES: LazyLock<Classes> = LazyLock::new(|| {
 });
 
 impl Classes {
-    fn of(&self, c: char) -> Class {
+    fn class_of(&self, c: char) -> Class {
         if let Some(&class) = self.basic.get(c as usize) {
             return class;
         }
@@ -109,7 +109,7 @@ impl Words<'_> {
                 at += 1;
             } else {
                 match text[at..].chars().next() {
-                    Some(c) if self.classes.of(c) == class => at += c.len_utf8(),
+                    Some(c) if self.classes.class_of(c) == class => at += c.len_utf8(),
                     _ => return at,
                 }
             }
@@ -123,7 +123,7 @@ impl Words<'_> {
             return length;
         }
         let lead = usize::from(text.starts_with(' '));
-        if let Some(class) = text[lead..].chars().next().map(|c| self.classes.of(c))
+        if let Some(class) = text[lead..].chars().next().map(|c| self.classes.class_of(c))
             && class != Class::Space
         {
             return lead + self.run(&text[lead..], class);
@@ -167,7 +167,7 @@ pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
     let mut at = (from..text.len()).find(|&at| text.is_char_boundary(at))?;
     let mut before = text[..at].chars().next_back();
     for c in text[at..].chars() {
-        let space = |c: char| CLASSES.of(c) == Class::Space;
+        let space = |c: char| CLASSES.class_of(c) == Class::Space;
         if space(c) && before.is_some_and(|before| !space(before)) {
             return Some(at);
         }

@@ -13,7 +13,7 @@ use bridge_dist::comm::{Group, HostBuffer, ReduceOp, UnevenExchange};
 impl<const D: usize> Like<D> {
     /// The group's way on the device.
     fn exchange<'a>(&self, group: &'a Group) -> Option<TensorExchange<'a>> {
-        TensorExchange::of(group, &self.device)
+        TensorExchange::for_device(group, &self.device)
     }
 
     /// A tensor like this one, of elements that have travelled.

@@ -50,7 +50,7 @@ fn small(rank: usize, index: usize) -> i64 {
 }
 
 trait Number: Element + PartialEq + std::fmt::Debug {
-    fn of(value: i64) -> Self;
+    fn from_i64(value: i64) -> Self;
     /// `sum / count` as the type rounds it.
     fn quotient(sum: i64, count: usize) -> Self;
 }
@@ -58,7 +58,7 @@ trait Number: Element + PartialEq + std::fmt::Debug {
 macro_rules! numbers {
     ($($type:ty: $of:expr, $quotient:expr);*) => { $(
         impl Number for $type {
-            fn of(value: i64) -> Self {
+            fn from_i64(value: i64) -> Self {
                 $of(value)
             }
             fn quotient(sum: i64, count: usize) -> Self {
@@ -77,15 +77,15 @@ numbers!(
 );
 
 fn mine<T: Number>(rank: usize, len: usize) -> Vec<T> {
-    (0..len).map(|index| T::of(small(rank, index))).collect()
+    (0..len).map(|index| T::from_i64(small(rank, index))).collect()
 }
 
 fn reduced<T: Number>(op: ReduceOp, size: usize, index: usize) -> T {
     let values = (0..size).map(|rank| small(rank, index));
     match op {
-        ReduceOp::Sum => T::of(values.sum()),
-        ReduceOp::Max => T::of(values.max().unwrap()),
-        ReduceOp::Min => T::of(values.min().unwrap()),
+        ReduceOp::Sum => T::from_i64(values.sum()),
+        ReduceOp::Max => T::from_i64(values.max().unwrap()),
+        ReduceOp::Min => T::from_i64(values.min().unwrap()),
         ReduceOp::Avg => T::quotient(values.sum(), size),
     }
 }
@@ -132,7 +132,7 @@ fn reduce_scatter(comm: &Group) -> Outcome {
     fn typed<T: Number>(comm: &Group) -> Outcome {
         for len in lengths::<T>() {
             for op in ops::<T>(len) {
-                let mut output = vec![T::of(1); len];
+                let mut output = vec![T::from_i64(1); len];
                 let input = mine::<T>(comm.rank(), len * comm.size());
                 comm.reduce_scatter((&input).into(), (&mut output).into(), op)?;
                 let start = comm.rank() * len;
@@ -148,7 +148,7 @@ fn reduce_scatter(comm: &Group) -> Outcome {
 fn all_gather(comm: &Group) -> Outcome {
     fn typed<T: Number>(comm: &Group) -> Outcome {
         for len in lengths::<T>() {
-            let mut output = vec![T::of(1); len * comm.size()];
+            let mut output = vec![T::from_i64(1); len * comm.size()];
             comm.all_gather((&mine::<T>(comm.rank(), len)).into(), (&mut output).into())?;
             let expected: Vec<T> = (0..comm.size()).flat_map(|rank| mine::<T>(rank, len)).collect();
             assert!(output == expected, "all_gather of {len} x {}", T::DTYPE);
@@ -176,7 +176,7 @@ fn all_to_all(comm: &Group) -> Outcome {
     fn typed<T: Number>(comm: &Group) -> Outcome {
         for len in lengths::<T>() {
             let size = comm.size();
-            let mut output = vec![T::of(1); len * size];
+            let mut output = vec![T::from_i64(1); len * size];
             comm.all_to_all((&mine::<T>(comm.rank(), len * size)).into(), (&mut output).into())?;
             let own = comm.rank() * len..(comm.rank() + 1) * len;
             let expected: Vec<T> =
@@ -199,7 +199,7 @@ fn all_to_all_uneven(comm: &Group) -> Outcome {
         let sent = |from: usize| -> Vec<usize> { (0..size).map(|to| count(from, to)).collect() };
         let send_counts = sent(rank);
         let recv_counts: Vec<usize> = (0..size).map(|from| count(from, rank)).collect();
-        let mut output = vec![T::of(1); recv_counts.iter().sum()];
+        let mut output = vec![T::from_i64(1); recv_counts.iter().sum()];
         comm.all_to_all_uneven(UnevenExchange {
             input: (&mine::<T>(rank, send_counts.iter().sum())).into(),
             send_counts: &send_counts,
@@ -260,7 +260,7 @@ fn messages(comm: &Group) -> Outcome {
         };
         for len in lengths::<T>() {
             let data = mine::<T>(comm.rank(), len);
-            let mut received = vec![T::of(1); len];
+            let mut received = vec![T::from_i64(1); len];
             // Rank 0 sends first, so that the ring works without buffering.
             if comm.rank() == 0 {
                 comm.send((&data).into(), next, 3)?;

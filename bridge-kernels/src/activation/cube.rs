@@ -215,7 +215,7 @@ fn gated_backward<X: Float, N: Size>(
 
 /// See [`crate::activation()`].
 pub fn activation<const D: usize>(x_tensor: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
-    let x = Buffer::of(x_tensor)?;
+    let x = Buffer::from_tensor(x_tensor)?;
     let y = x.uninitialised_like();
     let lanes = x.lanes(x.len());
     let (count, dim) = x.grid(x.len() / lanes);
@@ -239,7 +239,7 @@ pub(super) fn activation_gradient<const D: usize>(
     x: &Tensor<D>,
     kind: Activation,
 ) -> Option<Tensor<D>> {
-    Some(backward(&Buffer::of(dy)?, &Buffer::of(x)?, kind).tensor())
+    Some(backward(&Buffer::from_tensor(dy)?, &Buffer::from_tensor(x)?, kind).tensor())
 }
 
 /// See [`crate::glu`].
@@ -248,7 +248,7 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
     let (kind, is_limited, (limit, offset)) = (unit.activation, !unit.is_plain(), unit.limits());
     let [b, t, double] = x_bt2f.dims();
     let width = u32::try_from(double / 2).ok()?;
-    let x = Buffer::of(x_bt2f)?;
+    let x = Buffer::from_tensor(x_bt2f)?;
     let y = x.uninitialised([b, t, double / 2], x_bt2f.dtype());
     let lanes = x.lanes(double / 2);
     let (count, dim) = y.grid(y.len() / lanes);

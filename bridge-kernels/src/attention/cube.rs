@@ -275,16 +275,16 @@ pub(super) struct Operands {
 
 impl Operands {
     /// `None` where the forms on GPUs do not apply, see [`attention`].
-    pub fn of([q_bthd, k_bsgd, v_bsgd]: [&Tensor<4>; 3], options: &AttentionOptions) -> Option<Self> {
+    pub fn from_tensors([q_bthd, k_bsgd, v_bsgd]: [&Tensor<4>; 3], options: &AttentionOptions) -> Option<Self> {
         let ([b, t, h, d], [_, s, g, width], dtype) = (q_bthd.dims(), v_bsgd.dims(), q_bthd.dtype());
         (t > 1 && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
-        let (q, k, v) = (Buffer::of(q_bthd)?, Buffer::of(k_bsgd)?, Buffer::of(v_bsgd)?);
+        let (q, k, v) = (Buffer::from_tensor(q_bthd)?, Buffer::from_tensor(k_bsgd)?, Buffer::from_tensor(v_bsgd)?);
         let documents = match &options.document_ids {
             Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
             None => None,
         };
         let sinks = match &options.sinks_h {
-            Some(sinks_h) => Some(Buffer::of(&widen(sinks_h.clone().without_autodiff()))?),
+            Some(sinks_h) => Some(Buffer::from_tensor(&widen(sinks_h.clone().without_autodiff()))?),
             None => None,
         };
         let AttentionOptions { window, scale, softcap, .. } = *options;
@@ -306,7 +306,7 @@ pub fn attention(
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
-    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
+    let Operands { mut saved, sinks } = Operands::from_tensors([q_bthd, k_bsgd, v_bsgd], options)?;
     let Problem { b, t, h, width, .. } = saved.problem;
     saved.out = saved.q.uninitialised([b, t, h, width], saved.q.0.dtype);
     saved.forward(sinks.as_ref())?;

@@ -268,7 +268,7 @@ impl Saved {
         for part in parts {
             let scores = products.wide(&part.of_queries(&q), &part.of_keys(&k).transpose());
             let shape = scores.dims();
-            let scores = Buffer::of(&scores)?;
+            let scores = Buffer::from_tensor(&scores)?;
             let probabilities = scores.uninitialised(shape, self.q.0.dtype);
             let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
             soften::launch(
@@ -321,7 +321,7 @@ impl Saved {
     /// The probabilities of a part after dropout, and the gradients of its products of queries and
     /// keys, from these products and gradients of probabilities.
     fn differentiated(&self, part: &Part, from: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
-        let [scores, gradients] = from.map(|x| Buffer::of(&x).expect("the forward had one of this size"));
+        let [scores, gradients] = from.map(|x| Buffer::from_tensor(&x).expect("the forward had one of this size"));
         let shape = scores.0.meta.shape();
         let [probabilities, of_scores] = [(); 2].map(|()| scores.uninitialised(shape.clone(), self.q.0.dtype));
         let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
@@ -367,7 +367,7 @@ pub fn attention(
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
     #[cfg(feature = "cuda")]
-    if let Some(table) = CublasLt::of(q_bthd) {
+    if let Some(table) = CublasLt::from_tensor(q_bthd) {
         return by_products(Products(Some(table)), [q_bthd, k_bsgd, v_bsgd], options, BYTES);
     }
     attention_in_parts(q_bthd, k_bsgd, v_bsgd, options, BYTES)
@@ -401,9 +401,9 @@ fn by_products<T: Table>(
     options: &AttentionOptions,
     bytes: usize,
 ) -> Option<Tensor<4>> {
-    let Operands { mut saved, sinks } = Operands::of(heads, options)?;
+    let Operands { mut saved, sinks } = Operands::from_tensors(heads, options)?;
     let parts = saved.parts(bytes);
-    saved.out = Buffer::of(&saved.forward_by_products(&products, &parts, sinks.as_ref())?)?;
+    saved.out = Buffer::from_tensor(&saved.forward_by_products(&products, &parts, sinks.as_ref())?)?;
     Some(with_backward(saved, sinks, heads, options, move |saved, d_out| {
         saved.gradients_by_products(&products, &parts, d_out)
     }))

@@ -51,7 +51,7 @@ pub(crate) fn attention(
     };
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
     let out = tensor(out, [b, t, h, width]);
-    let saved_out = Values::of(&out)?;
+    let saved_out = Values::from_tensor(&out)?;
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
@@ -81,7 +81,7 @@ pub(crate) fn attention(
 
 /// A tensor whose heads are contiguous rows; slices of a wider projection are used as they are.
 fn head_values(x: &Tensor<4>) -> Option<Values> {
-    let values = Values::of(x)?;
+    let values = Values::from_tensor(x)?;
     let direct = values.strided().is_some_and(|(_, strides)| strides[3] == 1 || x.dims()[3] == 1);
     Some(if direct { values } else { values.contiguous() })
 }

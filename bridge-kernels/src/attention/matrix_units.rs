@@ -381,7 +381,7 @@ pub fn attention(
     emulated: Option<usize>,
 ) -> Option<Tensor<4>> {
     (emulated.is_some() || has_matrix_units(q_bthd)).then_some(())?;
-    let Operands { mut saved, sinks } = Operands::of([q_bthd, k_bsgd, v_bsgd], options)?;
+    let Operands { mut saved, sinks } = Operands::from_tensors([q_bthd, k_bsgd, v_bsgd], options)?;
     let form = saved.problem.unit_form(emulated)?;
     saved.out = saved.q.uninitialised_like();
     saved.forward_on_units(sinks.as_ref(), form);

@@ -13,7 +13,7 @@ pub(super) struct Products<T>(pub Option<T>);
 
 impl<T: Table> Products<T> {
     fn multiply(&self, a: &Tensor<4>, b: &Tensor<4>, result: DType) -> Option<Tensor<4>> {
-        multiply(self.0.as_ref()?, a, b, Element::of(result)?)
+        multiply(self.0.as_ref()?, a, b, Element::from_dtype(result)?)
     }
 
     /// `a b` in float32; by Burn, stored as the factors are.

@@ -307,7 +307,7 @@ pub fn causal_conv(
     document_ids: Option<&Tensor<2, IntKind>>,
 ) -> Option<Tensor<3>> {
     let bias = match bias_c {
-        Some(bias_c) if bias_c.dtype() == weight_ck.dtype() => Some(Buffer::of(bias_c)?),
+        Some(bias_c) if bias_c.dtype() == weight_ck.dtype() => Some(Buffer::from_tensor(bias_c)?),
         Some(_) => return None,
         None => None,
     };
@@ -315,7 +315,7 @@ pub fn causal_conv(
         Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
         None => None,
     };
-    let (x, weight, [_, tokens, _]) = (Buffer::of(x_btc)?, Buffer::of(weight_ck)?, x_btc.dims());
+    let (x, weight, [_, tokens, _]) = (Buffer::from_tensor(x_btc)?, Buffer::from_tensor(weight_ck)?, x_btc.dims());
     let convolution = Convolution { x, weight, bias, documents, tokens };
     let y = convolution.forward();
     let mut inputs = vec![x_btc.clone().into_dispatch(), weight_ck.clone().into_dispatch()];

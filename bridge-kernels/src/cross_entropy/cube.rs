@@ -201,7 +201,8 @@ fn scale<X: Float, Y: Float, N: Size>(
 /// The first rows of `x` that `shape` has, times `upstream [1]`, in `dtype`.
 fn scaled(x: Tensor<2>, upstream: &Buffer, shape: [usize; 2], dtype: DType) -> Tensor<2> {
     let is_all = x.dims() == shape && x.dtype() == dtype;
-    let x = if is_all { Buffer::owned(x) } else { Buffer::of(&x) }.expect("a gradient has its input's device and size");
+    let x = if is_all { Buffer::owned(x) } else { Buffer::from_tensor(&x) }
+        .expect("a gradient has its input's device and size");
     let out = (!is_all).then(|| x.uninitialised(shape, dtype));
     let lanes = x.lanes(shape[0] * shape[1]);
     let length = shape[0] * shape[1] / lanes;
@@ -256,7 +257,7 @@ pub fn linear_cross_entropy(
     if mask_n.is_tracked() || weight_vc.dtype() != dtype || dtype == DType::F16 {
         return None;
     }
-    let (x, weight) = (Buffer::of(x_nc)?, Buffer::of(weight_vc)?);
+    let (x, weight) = (Buffer::from_tensor(x_nc)?, Buffer::from_tensor(weight_vc)?);
     let (targets, mask) = (Buffer::of_integers(targets_n)?, Buffer::of_f32(mask_n)?);
     let problem = Problem {
         x_nc: x.tensor(),
@@ -280,7 +281,7 @@ pub fn linear_cross_entropy(
 /// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices
 /// than CubeCL's.
 fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {
-    let x = Buffer::of(x_nc)?;
+    let x = Buffer::from_tensor(x_nc)?;
     let largest = usize::try_from(x.0.client.properties().memory.max_page_size).unwrap_or(usize::MAX);
     Some(chunk_rows_on_gpu(x_nc.dims()[0], v, x.0.dtype.size(), largest))
 }
@@ -304,9 +305,9 @@ fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);
         let chunk_nc = x_nc.clone().narrow(0, start, count);
-        let logits = Buffer::of(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
+        let logits = Buffer::from_tensor(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
         let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
-        let mask = Buffer::of(&mask_n.clone().narrow(0, start, count))?;
+        let mask = Buffer::from_tensor(&mask_n.clone().narrow(0, start, count))?;
         losses.push(launch(&logits, v, (&targets, &mask), problem).tensor::<1>());
         let grad_logits: Tensor<2> = logits.tensor();
         if wanted[0] {

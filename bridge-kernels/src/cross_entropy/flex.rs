@@ -23,7 +23,7 @@ pub(crate) fn linear_cross_entropy(
         return None;
     }
     let v = weight_vc.dims()[0];
-    let x = Values::of(x_nc)?.without_flips();
+    let x = Values::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(weight_vc)?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);

@@ -39,39 +39,39 @@ pub(crate) struct Buffer(pub CubeTensor);
 impl Buffer {
     /// The tensor behind `x`; `None` unless it is on a CubeCL device, of 16 or 32 bits, and neither
     /// empty nor huge.
-    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn from_tensor<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(())?;
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
-    /// As [`Self::of`], if no copy is needed.
+    /// As [`Self::from_tensor`], if no copy is needed.
     pub fn as_it_is<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16).then_some(())?;
         let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
         if tensor.is_contiguous() { Self::side_by_side(tensor) } else { None }
     }
 
-    /// As [`Self::of`], for float32 alone.
+    /// As [`Self::from_tensor`], for float32 alone.
     pub fn of_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
-        Self::of(x)
+        Self::from_tensor(x)
     }
 
-    /// As [`Self::of`], of memory that nobody else has: the tensor's own, or a copy.
+    /// As [`Self::from_tensor`], of memory that nobody else has: the tensor's own, or a copy.
     pub fn owned<const D: usize>(x: Tensor<D>) -> Option<Self> {
-        let buffer = Self::of(&x)?;
+        let buffer = Self::from_tensor(&x)?;
         drop(x);
         Some(if buffer.0.can_mut() { buffer } else { Self(buffer.0.copy()) })
     }
 
-    /// Integers of any width; `None` as for [`Self::of`].
+    /// Integers of any width; `None` as for [`Self::from_tensor`].
     pub fn of_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
     /// The gradient that a pullback is given.
     pub fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
-        Self::of(&gradient).expect("the gradient of a tensor has its device, dtype and shape")
+        Self::from_tensor(&gradient).expect("the gradient of a tensor has its device, dtype and shape")
     }
 
     /// Kernels index with 32 bits, and a storage-tiled tensor is read by nothing but the product it

@@ -251,7 +251,7 @@ fn products_of_views_are_burns() {
             let wide = multiply(&table, &a, &b, Element::F32).unwrap();
             assert_eq!(wide.dtype(), DType::F32);
             assert_close(&wide, &exact, 1e-5);
-            let narrow = multiply(&table, &a, &b, Element::of(dtype.into()).unwrap()).unwrap();
+            let narrow = multiply(&table, &a, &b, Element::from_dtype(dtype.into()).unwrap()).unwrap();
             assert_eq!(narrow.dtype(), dtype.into());
             assert_close(&narrow, &exact, most);
         }

@@ -25,7 +25,7 @@ pub enum Element {
 impl Element {
     /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a
     /// tensor.
-    pub fn of(dtype: DType) -> Option<Self> {
+    pub fn from_dtype(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
             DType::F16 => Some(Self::F16),

@@ -29,7 +29,7 @@ impl HostStandIn {
 /// The memory of a float32 tensor from its first element on; of a tensor of 16 bits, widened.
 fn memory<const D: usize>(tensor: Tensor<D>) -> Memory {
     let tensor = if tensor.dtype() == DType::F32 { tensor } else { tensor.cast(FloatDType::F32) };
-    let values = Values::of(&tensor).expect("the tensor is on the host");
+    let values = Values::from_tensor(&tensor).expect("the tensor is on the host");
     Memory(values.strided().expect("no dimension runs backwards").0.to_vec())
 }
 
@@ -49,7 +49,7 @@ fn from_vec<const D: usize>(elements: Vec<f32>, shape: [usize; D], element: Elem
 
 impl Table for HostStandIn {
     fn operand<const D: usize>(&self, x: Tensor<D>) -> Option<Operand<D>> {
-        let element = Element::of(x.dtype())?;
+        let element = Element::from_dtype(x.dtype())?;
         let primitive = x.clone().try_into_primitive::<Flex>().ok()?;
         // Tensors of 16 bits lose their strides when they are widened.
         let strides =

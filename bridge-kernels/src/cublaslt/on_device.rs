@@ -11,7 +11,7 @@ use crate::cube::Buffer;
 /// Layout of a tensor in memory; of a copy, if no [`Matrix`] has its strides. `None` for a tensor
 /// that is not on a CubeCL device, is empty, or has a dtype without products.
 pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
-    let (element, dims) = (Element::of(x.dtype())?, x.dims());
+    let (element, dims) = (Element::from_dtype(x.dtype())?, x.dims());
     let tensor = x.clone().try_into_primitive::<Cube>().ok()?;
     if tensor.meta.is_tiled() || tensor.qparams.is_some() {
         return None;

@@ -102,6 +102,6 @@ fn run(x: &Buffer, dropout: (f64, DropoutKey)) -> Buffer {
 
 /// See [`crate::dropout()`].
 pub fn dropout<const D: usize>(x: &Tensor<D>, rate: f64, key: DropoutKey) -> Option<Tensor<D>> {
-    let y = run(&Buffer::of(x)?, (rate, key));
+    let y = run(&Buffer::from_tensor(x)?, (rate, key));
     Some(attach_one(y, x, move |dy| run(&dy, (rate, key))))
 }

@@ -93,7 +93,7 @@ fn add_rows<X: Float, I: Int>(
 /// See [`crate::embedding`].
 pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> Option<Tensor<3>> {
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
-    let (table, ids) = (Buffer::of(weight_vc)?, Buffer::of_integers(ids_bt)?);
+    let (table, ids) = (Buffer::from_tensor(weight_vc)?, Buffer::of_integers(ids_bt)?);
     let columns = u32::try_from(c).ok()?;
     // What kernels can index.
     u32::try_from(b * t * c).ok()?;
@@ -111,13 +111,13 @@ fn backward(dy_btc: &Tensor<3>, ids: &Buffer, [v, c]: [usize; 2]) -> Buffer {
     let dy = Buffer::of_gradient(dy_btc.clone());
     let device = dy_btc.device().without_autodiff();
     let has_before = Tensor::<1>::zeros([ids.len()], (&device, DType::F32));
-    let has_before = Buffer::of(&has_before).expect("there are tokens");
+    let has_before = Buffer::from_tensor(&has_before).expect("there are tokens");
     let next = dy.uninitialised([ids.len()], DType::U32);
     let client = &dy.0.client;
     let (count, dim) = next.unit_per_element();
     link::launch(client, count, dim, ids.arg(), next.arg(), has_before.arg(), ids.storage());
     let gradient = Tensor::<2>::zeros([v, c], (&device, dy_btc.dtype()));
-    let gradient = Buffer::of(&gradient).expect("the table has elements");
+    let gradient = Buffer::from_tensor(&gradient).expect("the table has elements");
     let (count, dim) = dy.unit_per_element();
     let storage = [dy.storage(), ids.storage()];
     add_rows::launch(

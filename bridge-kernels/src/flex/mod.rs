@@ -19,14 +19,14 @@ pub(crate) struct Values(pub FloatTensor<Flex>);
 
 impl Values {
     /// The tensor behind `x`, without its place in a graph; `None` unless it is float32 on Flex.
-    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn from_tensor<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
         x.clone().without_autodiff().try_into_primitive::<Flex>().ok().map(Self)
     }
 
-    /// As [`Self::of`], with the elements side by side.
+    /// As [`Self::from_tensor`], with the elements side by side.
     pub fn contiguous_of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
-        Self::of(x).map(Self::contiguous)
+        Self::from_tensor(x).map(Self::contiguous)
     }
 
     /// [`Self::contiguous_of`] a bias, if there is one; `None` if it is somewhere else.
@@ -152,5 +152,5 @@ pub(crate) fn attach_one<const D: usize, const E: usize>(
 }
 /// Address of the first element of a float32 tensor on Flex; `None` for other tensors.
 pub fn address_on_cpu<const D: usize>(x: &Tensor<D>) -> Option<usize> {
-    Values::of(x)?.strided().map(|(values, _)| values.as_ptr().addr())
+    Values::from_tensor(x)?.strided().map(|(values, _)| values.as_ptr().addr())
 }

@@ -35,7 +35,7 @@ pub(super) struct CodeForm {
 }
 
 impl CodeForm {
-    fn of<S: Small>() -> Self {
+    fn for_format<S: Small>() -> Self {
         Self {
             mantissa: S::MANTISSA,
             bias: S::BIAS,
@@ -50,8 +50,8 @@ impl CodeForm {
 impl Fp8Format {
     pub(super) fn form(self) -> CodeForm {
         match self {
-            Self::E4M3 => CodeForm::of::<small::E4M3>(),
-            Self::E5M2 => CodeForm::of::<small::E5M2>(),
+            Self::E4M3 => CodeForm::for_format::<small::E4M3>(),
+            Self::E5M2 => CodeForm::for_format::<small::E5M2>(),
         }
     }
 

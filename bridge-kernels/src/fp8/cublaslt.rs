@@ -37,7 +37,7 @@ fn decide<'a, T: Table>(
     bias_n: Option<&Tensor<1>>,
 ) -> Option<Decided<'a, T>> {
     let [a, b] = &rooms;
-    let product = Product::new(a.matrix, b.matrix.transposed(), Element::of(result)?, Compute::Float32)?;
+    let product = Product::new(a.matrix, b.matrix.transposed(), Element::from_dtype(result)?, Compute::Float32)?;
     let scales = Some([a.inverse(), b.inverse()]);
     let operands = Operands { scales, ..Operands::new(a.tensor(), b.tensor()) };
     let (product, operands, bias_n) = match bias_n.cloned() {
@@ -92,7 +92,7 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     let is_one_dtype = weight_oi.dtype() == dtype && bias_o.is_none_or(|bias| bias.dtype() == dtype);
     (pass.rule.is_one_cast() && is_one_dtype).then_some(())?;
     let rows: usize = dims[..D - 1].iter().product();
-    let (x_ni, weight, pass) = (Buffer::of(x)?, Buffer::of(weight_oi)?, pass.on_device());
+    let (x_ni, weight, pass) = (Buffer::from_tensor(x)?, Buffer::from_tensor(weight_oi)?, pass.on_device());
     let format = |operand| pass.0.rule.format(operand);
     let rooms = [
         Room::along(&x_ni, [rows, inputs], format(Operand::Input)),
@@ -111,7 +111,7 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
         pass,
         sizes: [rows, inputs, outputs],
         dims,
-        x: weight_oi.is_tracked().then(|| (Kept::of(x), of_x)),
+        x: weight_oi.is_tracked().then(|| (Kept::from_tensor(x), of_x)),
         weight: x.is_tracked().then_some((weight, of_weight)),
         bias: bias_o.map(Tensor::is_tracked),
     };
@@ -160,7 +160,7 @@ impl<T: Table, const D: usize> Backward<T, D> {
             let x_ni: Tensor<2> = x.into_tensor::<D>().reshape([rows, inputs]);
             let dw = match pass.0.rule.weight_gradient {
                 true => {
-                    let x = Buffer::of(&x_ni).expect("the forward had it");
+                    let x = Buffer::from_tensor(&x_ni).expect("the forward had it");
                     let rooms = [
                         Room::across(&dy, [rows, outputs], format(Operand::GradientAcross)),
                         Room::across(&x, [rows, inputs], format(Operand::InputAcross)),
@@ -173,7 +173,7 @@ impl<T: Table, const D: usize> Backward<T, D> {
                 }
                 false => {
                     let dy_on = dy_no.clone().transpose();
-                    let dw = Element::of(dtype).and_then(|element| multiply(&table, &dy_on, &x_ni, element));
+                    let dw = Element::from_dtype(dtype).and_then(|element| multiply(&table, &dy_on, &x_ni, element));
                     dw.unwrap_or_else(|| dy_on.matmul(x_ni))
                 }
             };

@@ -36,7 +36,7 @@ struct HostPass {
 
 impl HostPass {
     /// `None` if the scales are somewhere else.
-    fn of(pass: &Fp8Pass) -> Option<Self> {
+    fn from_pass(pass: &Fp8Pass) -> Option<Self> {
         let read =
             |scales: &Tensor<1>| Some(Values::contiguous_of(scales)?.slice().try_into().expect("three operands"));
         let scales = match &pass.scales {
@@ -97,7 +97,7 @@ pub(super) fn fp8_linear<const D: usize>(
     (pass, kept): (&Fp8Pass, (Tensor<D>, Tensor<2>)),
 ) -> Option<Tensor<D>> {
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
-    let pass = HostPass::of(pass)?;
+    let pass = HostPass::from_pass(pass)?;
     let (kept_x, kept_weight) = kept;
     let bias = Values::of_bias(bias_o)?;
     let ([outputs, width], dims, mut shape) = (weight_oi.dims(), x.dims(), x.dims());

@@ -57,7 +57,7 @@ pub fn fp8_linear<const D: usize>(
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
-    if let Some(table) = CublasLt::of(&x)
+    if let Some(table) = CublasLt::from_tensor(&x)
         && let Some(y) = cublaslt::fp8_linear(&table, &x, &weight_oi, bias_o.as_ref(), pass)
     {
         return y;

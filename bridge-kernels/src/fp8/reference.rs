@@ -44,7 +44,7 @@ pub(super) fn plain<const D: usize>(
         None => product,
     };
     let kept_weight = tracked[0].then_some(kept_weight);
-    let kept_x = tracked[1].then(|| Kept::of(&kept_x));
+    let kept_x = tracked[1].then(|| Kept::from_tensor(&kept_x));
     vjp::attach_some(y_no.reshape(shape), graph, move |dy: Tensor<D>| {
         let dy_no = dy.reshape([rows, outputs]);
         let is_shared = pass.0.rule.is_one_cast();
@@ -117,7 +117,7 @@ impl DevicePass {
         let format = pass.rule.format(operand);
         match self.share(operand) {
             Share::Tensor(given) => {
-                let cast = Cast::of(x);
+                let cast = Cast::new(x);
                 let is_read = given.is_none() || pass.maxima.is_some();
                 let largest = is_read.then(|| cast.largest(&[0, 1]));
                 if let Some((maxima, largest)) = pass.maxima.as_ref().zip(largest.clone()) {
@@ -142,7 +142,7 @@ fn by_blocks(x: Tensor<2>, block: [usize; 2], format: Fp8Format) -> Tensor<2> {
         true => x,
         false => Tensor::zeros(padded, (&x.device(), x.dtype())).slice_assign([0..dims[0], 0..dims[1]], x),
     };
-    let cast = Cast::of(x.reshape([down, block[0], across, block[1]]));
+    let cast = Cast::new(x.reshape([down, block[0], across, block[1]]));
     let scale = power_of_two(scale_of(cast.largest(&[1, 3]), format));
     let values = cast.codes(scale.clone(), format) * scale.recip();
     let values: Tensor<2> = values.reshape(padded);
@@ -157,7 +157,7 @@ struct Cast<const D: usize> {
 }
 
 impl<const D: usize> Cast<D> {
-    fn of(x: Tensor<D>) -> Self {
+    fn new(x: Tensor<D>) -> Self {
         Self { poison: x.clone() - x.clone(), x }
     }
 

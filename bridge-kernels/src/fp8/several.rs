@@ -93,12 +93,12 @@ fn ends_of(places: &CodePlaces, like: &Tensor<1>) -> Buffer {
 fn floats(values: Vec<f32>, like: &Tensor<1>) -> Buffer {
     let len = values.len();
     let tensor = Tensor::<1>::from_data(TensorData::new(values, [len]), (&like.device(), DType::F32));
-    Buffer::of(&tensor).expect("a tensor on the device of another one that is there")
+    Buffer::from_tensor(&tensor).expect("a tensor on the device of another one that is there")
 }
 
 /// See [`CodePlaces::encode`].
 pub(super) fn encode(places: &CodePlaces, values: &Tensor<1>, casts: &[WeightCast]) -> Option<Tensor<1>> {
-    let x = Buffer::of(values)?;
+    let x = Buffer::from_tensor(values)?;
     let ends = ends_of(places, values);
     let scales = floats(casts.iter().map(|cast| cast.scale()).chain([1.0]).collect(), values);
     let mut codes = x.uninitialised([places.words()], DType::U32);
@@ -135,6 +135,6 @@ pub(super) fn decode(places: &CodePlaces, codes: &Tensor<1>, casts: &[WeightCast
 
 /// See [`WeightCast::largest_on_device`].
 pub(super) fn largest_magnitude(weight: &Tensor<1>) -> Option<Tensor<1>> {
-    let weight = Buffer::of(weight)?;
+    let weight = Buffer::from_tensor(weight)?;
     Some(OneScale::new(&weight, FORMAT, None, true).largest())
 }

@@ -182,7 +182,7 @@ pub fn gated_rms_norm(
     (groups, epsilon): (usize, f64),
 ) -> Option<Tensor<3>> {
     (x_btc.dtype() == z_btc.dtype()).then_some(())?;
-    let (x, z, weight) = (Buffer::of(x_btc)?, Buffer::of(z_btc)?, Buffer::of(weight_c)?);
+    let (x, z, weight) = (Buffer::from_tensor(x_btc)?, Buffer::from_tensor(z_btc)?, Buffer::from_tensor(weight_c)?);
     let [b, t, c] = x_btc.dims();
     let reciprocals = x.uninitialised([b * t, groups], DType::F32);
     let y = x.uninitialised_like();

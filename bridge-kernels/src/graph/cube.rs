@@ -56,7 +56,7 @@ fn error(error: impl std::fmt::Display) -> GraphError {
 
 impl Recorded {
     pub fn new<E: From<GraphError>>(near: &Tensor<1>, sequence: &mut dyn FnMut() -> Result<(), E>) -> Result<Self, E> {
-        let buffer = Buffer::of(near).ok_or(GraphError::NoGraphs)?;
+        let buffer = Buffer::from_tensor(near).ok_or(GraphError::NoGraphs)?;
         let client = &buffer.0.client;
         let window = Window::prepare(client)?;
         for _ in 0..RUNS_BEFORE {
@@ -90,7 +90,7 @@ impl std::fmt::Debug for Place {
 }
 
 impl Place {
-    pub fn of(x: &Tensor<1>) -> Option<Self> {
+    pub fn from_tensor(x: &Tensor<1>) -> Option<Self> {
         Some(Self(Buffer::as_it_is(x)?.0.handle.binding()))
     }
 }
@@ -105,7 +105,8 @@ impl PartialEq for Place {
 
 pub fn is_made_here(x: &Tensor<1>) -> bool {
     // Memory that is taken now is of this thread's stream.
-    Buffer::of(x).is_some_and(|buffer| buffer.0.handle.stream == buffer.0.client.empty(size_of::<f32>()).stream)
+    Buffer::from_tensor(x)
+        .is_some_and(|buffer| buffer.0.handle.stream == buffer.0.client.empty(size_of::<f32>()).stream)
 }
 
 /// `target = source`: a unit a vector.
@@ -136,7 +137,7 @@ fn add<S: Float, G: Float, N: Size>(
 }
 
 fn floats<const D: usize>(x: &Tensor<D>) -> Buffer {
-    Buffer::of(x).expect("a tensor on a device that records")
+    Buffer::from_tensor(x).expect("a tensor on a device that records")
 }
 
 fn ints<const D: usize>(x: &Tensor<D, Int>) -> Buffer {

@@ -92,9 +92,9 @@ pub struct Place(#[cfg(feature = "cube")] cube::Place, #[cfg(not(feature = "cube
 
 impl Place {
     /// Memory of `x`; `None` unless `x` is contiguous on a device that records.
-    pub fn of(x: &Tensor<1>) -> Option<Self> {
+    pub fn from_tensor(x: &Tensor<1>) -> Option<Self> {
         #[cfg(feature = "cube")]
-        return cube::Place::of(x).map(Self);
+        return cube::Place::from_tensor(x).map(Self);
         #[cfg(not(feature = "cube"))]
         {
             let _ = x;

@@ -47,7 +47,7 @@ struct Held {
 impl Held {
     fn new(layer: &GroupedLinear, counts: &[usize]) -> Option<Self> {
         let weights_oi = layer.weights_oi.iter().map(|weight| weight.clone().without_autodiff()).collect();
-        let biases_o: Option<Vec<_>> = layer.biases_o.iter().map(Buffer::of).collect();
+        let biases_o: Option<Vec<_>> = layer.biases_o.iter().map(Buffer::from_tensor).collect();
         let spans = counts.iter().scan(0, |next, count| {
             *next += count;
             Some((*next - count, *count))
@@ -70,7 +70,7 @@ impl Held {
             if count * columns == 0 {
                 continue;
             }
-            let part = Buffer::of(&product(expert))?;
+            let part = Buffer::from_tensor(&product(expert))?;
             let (grid, dim) = part.unit_per_element();
             place::launch(
                 &like.0.client,
@@ -114,7 +114,7 @@ pub fn grouped_linear(x_mi: &Tensor<2>, counts: &[usize], layer: &GroupedLinear)
     let is_one_dtype = layer.weights_oi.iter().all(|weight| weight.dtype() == dtype)
         && layer.biases_o.iter().all(|bias| bias.dtype() == dtype);
     (is_one_dtype && outputs > 0).then_some(())?;
-    let (x_buffer, held) = (Buffer::of(x_mi)?, Held::new(layer, counts)?);
+    let (x_buffer, held) = (Buffer::from_tensor(x_mi)?, Held::new(layer, counts)?);
     let x = x_buffer.clone().tensor::<2>();
     let y = held.joined(&x_buffer, outputs, &held.biases_o, |expert| {
         held.rows(&x, expert).matmul(held.weights_oi[expert].clone().transpose())

@@ -91,7 +91,7 @@ impl Held {
     fn new(layer: &GroupedLinear) -> Option<Self> {
         let [outputs, inputs] = layer.weights_oi[0].dims();
         let weights: Option<Vec<_>> =
-            layer.weights_oi.iter().map(|weight| Values::of(weight).map(Values::without_flips)).collect();
+            layer.weights_oi.iter().map(|weight| Values::from_tensor(weight).map(Values::without_flips)).collect();
         let biases: Option<Vec<_>> = layer.biases_o.iter().map(Values::contiguous_of).collect();
         Some(Self {
             weights: Some(weights?),

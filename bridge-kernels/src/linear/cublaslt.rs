@@ -64,7 +64,7 @@ pub(crate) fn linear_activation<T: Table, const D: usize>(
     let keeps = x.is_tracked() || weight_oi.is_tracked() || bias_o.is_some_and(Tensor::is_tracked);
     let Results { d, kept, .. } = layer.forward(Some(keeps), None)?;
     let y = d.reshape(layer.shape());
-    let kept = kept.map(|before| in_unit(|| Kept::of(&before)));
+    let kept = kept.map(|before| in_unit(|| Kept::from_tensor(&before)));
     let backward = layer.into_backward();
     Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
         let before: Tensor<2> = kept.expect("it is kept where there is a backward").into_tensor();
@@ -175,7 +175,7 @@ impl<T: Table, const D: usize> Layer<T, D> {
             table,
             dims,
             outputs,
-            x_ni: tracked[1].then(|| Kept::of(&x_ni.tensor)),
+            x_ni: tracked[1].then(|| Kept::from_tensor(&x_ni.tensor)),
             weight_oi: tracked[0].then_some(weight_oi),
             bias: bias_o.map(|_| tracked[2]),
         }

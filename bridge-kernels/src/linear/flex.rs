@@ -167,7 +167,7 @@ impl<'a, const D: usize> Product<'a, D> {
     fn new(x: &'a Tensor<D>, weight_oi: &'a Tensor<2>, bias_o: Option<&'a Tensor<1>>) -> Option<Self> {
         Some(Self {
             x: (x, Values::contiguous_of(x)?),
-            weight: (weight_oi, Values::of(weight_oi)?.without_flips()),
+            weight: (weight_oi, Values::from_tensor(weight_oi)?.without_flips()),
             bias: (bias_o, Values::of_bias(bias_o)?),
         })
     }

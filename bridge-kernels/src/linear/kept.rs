@@ -20,7 +20,7 @@ pub(super) fn linear<const D: usize>(x: &Tensor<D>, weight_oi: &Tensor<2>, bias_
     let (dims, [outputs, width], has_bias) = (x.dims(), weight.dims(), bias_o.is_some());
     let rows: usize = dims[..D - 1].iter().product();
     let weight = tracked[0].then_some(weight);
-    let kept = tracked[1].then(|| Kept::of(x));
+    let kept = tracked[1].then(|| Kept::from_tensor(x));
     vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
         let dy_no: Tensor<2> = dy.reshape([rows, outputs]);
         let dx = weight.map(|weight| dy_no.clone().matmul(weight).reshape(dims).into_dispatch());

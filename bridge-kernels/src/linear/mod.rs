@@ -27,7 +27,9 @@ use crate::recompute::recomputed;
 pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
-    if let Some(y) = CublasLt::of(&x).and_then(|table| cublaslt::linear(&table, &x, &weight_oi, bias_o.as_ref())) {
+    if let Some(y) =
+        CublasLt::from_tensor(&x).and_then(|table| cublaslt::linear(&table, &x, &weight_oi, bias_o.as_ref()))
+    {
         return y;
     }
     flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| kept::linear(&x, &weight_oi, bias_o.as_ref()))
@@ -51,7 +53,7 @@ pub fn linear_residual<const D: usize>(
     expected[D - 1] = weight_oi.dims()[0];
     assert_eq!(residual.dims(), expected, "linear: the residual stream does not fit the product");
     #[cfg(feature = "cuda")]
-    if let Some(table) = CublasLt::of(&x)
+    if let Some(table) = CublasLt::from_tensor(&x)
         && let Some(y) = cublaslt::linear_residual(&table, &x, &weight_oi, bias_o.as_ref(), &residual)
     {
         return y;
@@ -75,7 +77,7 @@ pub fn linear_activation<const D: usize>(
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     #[cfg(feature = "cuda")]
-    if let Some(table) = CublasLt::of(&x)
+    if let Some(table) = CublasLt::from_tensor(&x)
         && let Some(y) = cublaslt::linear_activation(&table, &x, &weight_oi, bias_o.as_ref(), kind)
     {
         return y;
@@ -189,7 +191,7 @@ pub fn add_weight_gradient(into_oi: Option<Tensor<2>>, dy_no: &Tensor<2>, x_ni: 
     #[cfg(feature = "cuda")]
     let into_oi = {
         let mut into_oi = into_oi;
-        if let Some(table) = CublasLt::of(x_ni)
+        if let Some(table) = CublasLt::from_tensor(x_ni)
             && let Some(sum) = cublaslt::add_weight_gradient(&table, &mut into_oi, dy_no, x_ni)
         {
             return sum;

@@ -49,7 +49,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
             // What comes next may keep the result as well, which says the same.
             let says_all = residual.is_none() && factors.slice().iter().all(|factor| *factor != 0.0);
             let kept = match says_all {
-                true => Scaled::Result(Values::of(&y)?, bias.clone()),
+                true => Scaled::Result(Values::from_tensor(&y)?, bias.clone()),
                 false => Scaled::Sum(Values::from_vec(z, [rows, outputs])),
             };
             (y, sum.factors_o.as_ref().is_some_and(Tensor::is_tracked).then_some(kept))

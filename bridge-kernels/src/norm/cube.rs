@@ -314,10 +314,10 @@ fn forward_of<const D: usize>(
     bias_c: Option<&Tensor<1>>,
     (epsilon, centred): (f64, bool),
 ) -> Option<(Buffer, Normed)> {
-    let (x, weight) = (Buffer::of(x_tensor)?, Buffer::of(weight_c)?);
+    let (x, weight) = (Buffer::from_tensor(x_tensor)?, Buffer::from_tensor(weight_c)?);
     let bias = match bias_c {
         // One type stands for the storage of both.
-        Some(bias_c) if bias_c.dtype() == weight_c.dtype() => Some(Buffer::of(bias_c)?),
+        Some(bias_c) if bias_c.dtype() == weight_c.dtype() => Some(Buffer::from_tensor(bias_c)?),
         Some(_) => return None,
         None => None,
     };

@@ -31,7 +31,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    pub fn of(tensor: &DispatchTensor) -> Self {
+    pub fn from_tensor(tensor: &DispatchTensor) -> Self {
         let unknown = Self { memory: (0, 0, 0), dtype: tensor.dtype(), layout: None, is_known: false };
         #[cfg(feature = "cube")]
         if let Some(tensor) = on::<Cube>(tensor) {

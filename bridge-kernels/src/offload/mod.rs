@@ -258,7 +258,7 @@ impl Scope {
                 Moves::FromElements(least) => elements_of(tensor) >= *least,
                 Moves::Modules(modules) => self.part.now.is_some_and(|module| modules.contains(&module)),
             };
-        let identity = Identity::of(tensor);
+        let identity = Identity::from_tensor(tensor);
         let mut is_here = false;
         for same in self.held.iter().filter(|held| identity.is_that_of(&held.identity)) {
             match &same.entry {
@@ -333,7 +333,7 @@ impl Kept {
     }
 
     /// [`Self::new`], of a tensor in a graph or not.
-    pub fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
+    pub fn from_tensor<const D: usize>(tensor: &Tensor<D>) -> Self {
         Self::new(tensor.clone().without_autodiff().into_dispatch())
     }
 

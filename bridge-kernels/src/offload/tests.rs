@@ -119,22 +119,27 @@ fn activations_are_moved_once_and_parameters_never() {
 fn shapes_of_one_tensor_are_one() {
     let offloader = everything();
     let x = random("x", [2, 3, 4], FloatDType::F32).without_autodiff();
-    let kept =
-        offloader.scope(|| [Kept::of(&x), Kept::of(&x.clone().reshape([6, 4])), Kept::of(&x.clone().narrow(0, 0, 1))]);
+    let kept = offloader.scope(|| {
+        [
+            Kept::from_tensor(&x),
+            Kept::from_tensor(&x.clone().reshape([6, 4])),
+            Kept::from_tensor(&x.clone().narrow(0, 0, 1)),
+        ]
+    });
     assert_eq!(offloader.moved().tensors, 2, "a part of it is another");
     offloader.settle();
     let [whole, flat, part] = kept;
     assert_eq!(flat.into_tensor::<2>().dims(), [6, 4]);
     assert_eq!(bits(whole.into_tensor::<3>()), bits(x.clone()));
     assert_eq!(bits(part.into_tensor::<3>()), bits(x.clone().narrow(0, 0, 1)));
-    let _kept = offloader.scope(|| Kept::of(&x));
+    let _kept = offloader.scope(|| Kept::from_tensor(&x));
     assert_eq!(offloader.moved().tensors, 3, "another scope moves it again");
 }
 
 /// An operation that keeps two tensors, with two outputs and two inputs: `(x y, x + y)`.
 fn product_and_sum(x: &Tensor<2>, y: &Tensor<2>) -> [Tensor<2>; 2] {
     let [plain_x, plain_y] = [x, y].map(|x| x.clone().without_autodiff());
-    let kept = [&plain_x, &plain_y].map(Kept::of);
+    let kept = [&plain_x, &plain_y].map(Kept::from_tensor);
     let outputs = vec![(plain_x.clone() * plain_y.clone()).into_dispatch(), (plain_x + plain_y).into_dispatch()];
     let inputs = vec![x.clone().into_dispatch(), y.clone().into_dispatch()];
     let outputs = attach_all(outputs, inputs, move |gradients| {
@@ -171,8 +176,8 @@ fn owners(memory: &Arc<burn::tensor::Bytes>) -> usize {
 fn memory_is_released_when_it_is_read_and_when_its_pullback_is_dropped() {
     let offloader = everything();
     let x = random("x", [5, 7], FloatDType::F32).without_autodiff();
-    let memory = Values::of(&x).unwrap().0.data_arc();
-    let kept = offloader.scope(move || Kept::of(&x));
+    let memory = Values::from_tensor(&x).unwrap().0.data_arc();
+    let kept = offloader.scope(move || Kept::from_tensor(&x));
     offloader.settle();
     assert_eq!(owners(&memory), 1, "the test's own");
     let Place::Moved(entry, _) = &kept.place else { panic!("it is moved") };
@@ -183,7 +188,7 @@ fn memory_is_released_when_it_is_read_and_when_its_pullback_is_dropped() {
     // Before it is read, and inside a graph whose backward never comes.
     let x = random("x", [5, 7], FloatDType::F32).require_grad();
     let weight = random("weight", [3, 7], FloatDType::F32).require_grad();
-    let memory = Values::of(&x).unwrap().0.data_arc();
+    let memory = Values::from_tensor(&x).unwrap().0.data_arc();
     let y = offloader.scope(|| linear(x.clone(), weight, None));
     drop((x, y));
     offloader.settle();
@@ -212,7 +217,7 @@ fn the_scope_before_is_brought_back_ahead() {
     let offloader = everything();
     let keep = |name: &str| {
         let x = random(name, [3, 5], FloatDType::F32).without_autodiff();
-        offloader.scope(|| Kept::of(&x))
+        offloader.scope(|| Kept::from_tensor(&x))
     };
     let [first, second, third] = ["first", "second", "third"].map(keep);
     offloader.settle();
@@ -233,15 +238,15 @@ fn modules_and_sizes_choose() {
     let other = || random("other", [3, 5], FloatDType::F32).without_autodiff();
     let modules = Offloader::new(Moves::Modules(vec![Module::AttnNorm, Module::MoeAct]), Devices::All);
     let kept = modules.scope(|| {
-        let mut kept = vec![Kept::of(&other())];
-        kept.push(in_module(Module::QkvLinear, || Kept::of(&other())));
-        kept.push(in_module(Module::AttnNorm, || in_module(None, || Kept::of(&other()))));
+        let mut kept = vec![Kept::from_tensor(&other())];
+        kept.push(in_module(Module::QkvLinear, || Kept::from_tensor(&other())));
+        kept.push(in_module(Module::AttnNorm, || in_module(None, || Kept::from_tensor(&other()))));
         kept.extend(in_modules([Module::ExpertFc1, Module::MoeAct], || {
-            [Kept::of(&other()), in_unit(|| Kept::of(&other()))]
+            [Kept::from_tensor(&other()), in_unit(|| Kept::from_tensor(&other()))]
         }));
-        kept.push(in_module(Module::AttnNorm, || Kept::of(&x)));
+        kept.push(in_module(Module::AttnNorm, || Kept::from_tensor(&x)));
         // What is moved is moved for all who keep it.
-        kept.push(Kept::of(&x));
+        kept.push(Kept::from_tensor(&x));
         kept
     });
     let moved: Vec<bool> = kept.iter().map(|kept| matches!(kept.place, Place::Moved(..))).collect();
@@ -254,7 +259,7 @@ fn modules_and_sizes_choose() {
     let nothing = Offloader::new(Moves::Nothing, Devices::All);
     let on_host = Offloader::new(Moves::FromElements(1), Devices::Accelerators);
     for offloader in [large, nothing, on_host] {
-        let kept = offloader.scope(|| Kept::of(&x));
+        let kept = offloader.scope(|| Kept::from_tensor(&x));
         assert!(matches!(kept.place, Place::Here(_)), "{offloader:?}");
         assert_eq!(offloader.moved(), Moved { staying: one, ..Moved::default() });
     }
@@ -268,7 +273,7 @@ fn a_scope_ends_whatever_happens_in_it() {
         let panicked =
             catch_unwind(AssertUnwindSafe(|| inner.scope(|| in_module(Module::AttnProj, || panic!("in it")))));
         assert!(panicked.is_err());
-        Kept::of(&x)
+        Kept::from_tensor(&x)
     });
     assert_eq!((outer.moved().tensors, inner.moved().tensors), (1, 0));
     assert!(OPEN.with_borrow(Option::is_none));
@@ -295,7 +300,7 @@ fn blocked<T>(offloader: &Offloader, work: impl FnOnce() -> T) -> T {
 fn what_has_no_backward_is_not_moved() {
     let offloader = everything();
     let x = Flex::lift(Values::from_vec(vec![1.0; 6], [2, 3]).0);
-    let memory = Values::of(&Tensor::<2>::from_dispatch(x.clone())).unwrap().0.data_arc();
+    let memory = Values::from_tensor(&Tensor::<2>::from_dispatch(x.clone())).unwrap().0.data_arc();
     blocked(&offloader, || {
         let y: Tensor<2> = offloader.scope(|| {
             closed(|| drop(Kept::new(x.clone())));
@@ -314,7 +319,7 @@ fn what_is_asked_for_before_it_is_read_stays() {
     let offloader = everything();
     let x = random("x", [3, 5], FloatDType::F32).without_autodiff();
     let address = crate::address_on_cpu(&x);
-    let back: Tensor<2> = blocked(&offloader, || offloader.scope(|| Kept::of(&x)).into_tensor());
+    let back: Tensor<2> = blocked(&offloader, || offloader.scope(|| Kept::from_tensor(&x)).into_tensor());
     offloader.settle();
     assert_eq!(crate::address_on_cpu(&back), address);
     let moved = Moved { tensors: 1, bytes: bytes(15, FloatDType::F32), ..Moved::default() };

@@ -207,7 +207,7 @@ pub struct Remainders {
 impl Remainders {
     /// Remainders of float32 values; `None` if a value does not round to its element of
     /// `parameter`, which is bfloat16.
-    pub fn of(values: Tensor<1>, parameter: &Tensor<1>) -> Option<Self> {
+    pub fn split(values: Tensor<1>, parameter: &Tensor<1>) -> Option<Self> {
         let (low, ties) = remainders(&host(values), &halves(parameter.clone()))?;
         Some(Self { low: Arc::new(low), ties: Arc::new(ties) })
     }
@@ -248,7 +248,7 @@ impl Master {
         match format.whole() {
             Some(format) => Self::Whole(Box::new(Stored::narrow(values, format, scale))),
             None => {
-                let remainders = Remainders::of(values, parameter);
+                let remainders = Remainders::split(values, parameter);
                 Self::Remainders(remainders.expect("the parameter is what the values were rounded to"))
             }
         }

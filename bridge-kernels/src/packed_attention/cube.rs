@@ -265,10 +265,10 @@ pub fn unpack(
     rotary: Option<(&RotaryTable, &Positions)>,
 ) -> Option<[Tensor<4>; 3]> {
     let [b, t, _] = qkv_btf.dims();
-    let x = Buffer::of(qkv_btf)?;
+    let x = Buffer::from_tensor(qkv_btf)?;
     let device = qkv_btf.device().without_autodiff();
     let angles = match rotary {
-        Some((table, positions)) => Angles::of(table, positions, t, &device)?,
+        Some((table, positions)) => Angles::from_table(table, positions, t, &device)?,
         None => Angles::none(&x),
     };
     let packing = Packing { packed, tokens: [b, t], angles };

@@ -54,7 +54,7 @@ pub(crate) fn packed_attention(
     };
     let Attended { out, log_sum_exp } = forward(q, k, v, varying);
     let out = tensor(out, [b, t, g * r, d]);
-    let saved_out = Values::of(&out)?;
+    let saved_out = Values::from_tensor(&out)?;
     let inputs = [Some(qkv_btf.clone().into_dispatch()), options.sinks_h.clone().map(Tensor::into_dispatch)];
     let kept = [qkv, saved_out].map(Values::kept);
     Some(attach_some(out, inputs.into_iter().flatten().collect(), move |d_out: Tensor<4>| {

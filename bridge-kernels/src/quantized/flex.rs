@@ -24,7 +24,7 @@ impl Held {
     /// `None` for a tensor that is somewhere else.
     pub fn new(weight: &LinearWeight) -> Option<Self> {
         Some(match weight {
-            LinearWeight::Whole(weight_oi) => Self::Whole(Values::of(weight_oi)?.without_flips()),
+            LinearWeight::Whole(weight_oi) => Self::Whole(Values::from_tensor(weight_oi)?.without_flips()),
             LinearWeight::Quantized(matrix) => Self::Quantized(Arc::clone(matrix)),
         })
     }

@@ -136,7 +136,7 @@ pub(crate) struct Angles {
 
 impl Angles {
     /// Rotation of rows of `t` tokens. `None` if there are no tokens, or too many to index.
-    pub fn of(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
+    pub fn from_table(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
         let cos = Buffer::of_f32(&cos.clone().to_device(device))?;
         let positions = match positions {
@@ -208,9 +208,9 @@ impl Rotation {
 /// are on the device.
 pub fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
     let [_, t, heads, head_size] = x_bthd.dims();
-    let x = Buffer::of(x_bthd)?;
+    let x = Buffer::from_tensor(x_bthd)?;
     let device = x_bthd.device().without_autodiff();
-    let rotation = Rotation { angles: Angles::of(table, positions, t, &device)?, heads, head_size };
+    let rotation = Rotation { angles: Angles::from_table(table, positions, t, &device)?, heads, head_size };
     let y = rotation.run(&x, 1.0);
     Some(attach_one(y, x_bthd, move |dy| rotation.run(&dy, -1.0)))
 }

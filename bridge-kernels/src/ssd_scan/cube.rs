@@ -152,11 +152,11 @@ impl Scan {
         let ([b, t, _], [_, _, h]) = (inputs.xbc_btf.dims(), inputs.dt_bth.dims());
         let ScanOptions { head_size: p, groups: g, state_size: n, chunk_size, time_steps } = *options;
         (p * n > 0).then_some(())?;
-        let xbc = Buffer::of(&inputs.xbc_btf)?;
-        let dt = Buffer::of(&widen(inputs.dt_bth.clone().without_autodiff()))?;
+        let xbc = Buffer::from_tensor(&inputs.xbc_btf)?;
+        let dt = Buffer::from_tensor(&widen(inputs.dt_bth.clone().without_autodiff()))?;
         let vectors = [&inputs.a_log_h, &inputs.dt_bias_h, &inputs.d_h];
         let vectors = vectors.map(|vector| widen(vector.clone().without_autodiff()));
-        let vectors = Buffer::of(&Tensor::cat(vectors.to_vec(), 0))?;
+        let vectors = Buffer::from_tensor(&Tensor::cat(vectors.to_vec(), 0))?;
         let documents = match &inputs.document_ids {
             Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
             None => None,

@@ -22,7 +22,7 @@ pub(crate) fn vocab_parallel_cross_entropy(
     if targets.mask_n.is_tracked() {
         return None;
     }
-    let x = Values::of(x_nc)?.without_flips();
+    let x = Values::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(weight_vc)?;
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);

@@ -121,7 +121,7 @@ fn check_views<T: Table>(table: &T, [t, s, d]: [usize; 3]) {
             let exact = read(a.clone().cast(FloatDType::F32).matmul(b.clone().cast(FloatDType::F32)));
             let result = |element| multiply(table, &a, &b, element).expect("the table has it");
             assert_close("a wide result", &read(result(Element::F32)), &exact, 1e-6);
-            let narrow = result(Element::of(dtype.into()).expect("products are made of it"));
+            let narrow = result(Element::from_dtype(dtype.into()).expect("products are made of it"));
             assert_eq!(narrow.dtype(), dtype.into());
             assert_close("a narrow result", &read(narrow.cast(FloatDType::F32)), &exact, f64::from(half_ulp));
         }
@@ -157,7 +157,7 @@ fn parts_add_up() {
 #[test]
 fn products_by_cublaslt() {
     let on_device = tensor(&[0.0], [1], &device());
-    let table = cuda::CublasLt::of(&on_device).expect("this machine has cuBLASLt");
+    let table = cuda::CublasLt::from_tensor(&on_device).expect("this machine has cuBLASLt");
     check_views(&table, [8, 16, 64]);
     check_sums(&table, [32, 16]);
 }

@@ -107,15 +107,15 @@ fn what_reads_is_not_recorded_and_leaves_the_device_usable() {
 #[test]
 fn a_place_is_the_memory_and_leaves_it_to_the_tensor() {
     let x = plain(&values(1, 13), [13]);
-    let place = Place::of(&x).unwrap();
+    let place = Place::from_tensor(&x).unwrap();
     let same = x.clone().reshape([13, 1]).reshape([13]);
-    assert!(Place::of(&same).unwrap() == place);
+    assert!(Place::from_tensor(&same).unwrap() == place);
     drop(same);
-    assert!(Place::of(&copy_of(&x)).unwrap() != place);
+    assert!(Place::from_tensor(&copy_of(&x)).unwrap() != place);
     assert!(is_made_here(&x));
     let elsewhere = std::thread::scope(|scope| scope.spawn(|| is_made_here(&x)).join().unwrap());
     assert!(!elsewhere, "another thread did not make it");
     // A sum in place of the first summand: only who has the tensor counts.
     let sum = bridge_kernels::optim::accumulate(x, plain(&values(2, 13), [13]));
-    assert!(Place::of(&sum).unwrap() == place);
+    assert!(Place::from_tensor(&sum).unwrap() == place);
 }

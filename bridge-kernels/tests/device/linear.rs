@@ -104,7 +104,7 @@ fn products_are_ordered_with_kernels() {
 fn the_library_is_there() {
     let x = tensor::<1>(&[1.0], [1], &device());
     assert!(
-        bridge_kernels::cublaslt::cuda::CublasLt::of(&x).is_some(),
+        bridge_kernels::cublaslt::cuda::CublasLt::from_tensor(&x).is_some(),
         "products are Burn's: the tests of this file show nothing"
     );
 }

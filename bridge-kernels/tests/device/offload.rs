@@ -94,7 +94,7 @@ fn tensors_of_16_bits_come_back_bit_for_bit() {
         let host = tensor(&values(5, count), shape, &Device::flex()).cast(dtype).into_data();
         let x = Tensor::<3>::from_data(host.clone(), (&device, DType::from(dtype)));
         // A part, whose elements are not side by side.
-        let kept = offloader.scope(|| [Kept::of(&x), Kept::of(&x.clone().swap_dims(0, 2))]);
+        let kept = offloader.scope(|| [Kept::from_tensor(&x), Kept::from_tensor(&x.clone().swap_dims(0, 2))]);
         drop(x);
         offloader.settle();
         let [x, turned] = kept.map(Kept::into_tensor::<3>);

@@ -201,7 +201,7 @@ impl Adapter for LowRankAdapter {
         }
         let lengths = row_lengths(&values, layer.inputs);
         let lengths_o1 = Tensor::<1>::from_floats(lengths.as_slice(), &Device::flex()).reshape([layer.outputs, 1]);
-        let selected = part.map_or(lengths_o1.clone(), |part| Parts::of(&layer).select(part, lengths_o1));
+        let selected = part.map_or(lengths_o1.clone(), |part| Parts::from_layer(&layer).select(part, lengths_o1));
         Some(selected.into_data().try_into_vec().expect("they were made as float32"))
     }
 
@@ -210,7 +210,7 @@ impl Adapter for LowRankAdapter {
         if branches.is_empty() {
             return None;
         }
-        let parts = Parts::of(layer);
+        let parts = Parts::from_layer(layer);
         let (mut matrices, mut vectors): (Vec<Param<Tensor<2>>>, Vec<Param<Tensor<1>>>) = Default::default();
         for Branch { part, rank, .. } in &branches {
             let home = scope.child(ADAPTER);

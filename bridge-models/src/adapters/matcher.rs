@@ -160,7 +160,7 @@ impl Matcher {
 
     /// The parts of a layer that have a branch; `[None]` for the whole layer.
     fn parts(&self, layer: &LinearLayer) -> Vec<Option<usize>> {
-        let Names { whole, parts } = Names::of(layer);
+        let Names { whole, parts } = Names::from_layer(layer);
         if !self.mapping.is_empty() {
             let mapped = self.mapping.iter().filter(|(pattern, _)| self.matches(pattern, &whole));
             let wanted: Vec<&String> = mapped.flat_map(|(_, wanted)| wanted).collect();
@@ -235,11 +235,13 @@ struct Names {
 }
 
 impl Names {
-    fn of(layer: &LinearLayer) -> Self {
+    fn from_layer(layer: &LinearLayer) -> Self {
         let (parent, short) = layer.name.rsplit_once('.').unwrap_or(("", &layer.name));
         let part = |name: &String| vec![format!("{parent}.{name}")];
-        let mut names =
-            Self { whole: vec![layer.name.clone()], parts: Parts::of(layer).names(short).iter().map(part).collect() };
+        let mut names = Self {
+            whole: vec![layer.name.clone()],
+            parts: Parts::from_layer(layer).names(short).iter().map(part).collect(),
+        };
         let rules = FAMILIES.iter().flat_map(|family| family.weights.iter().copied().flatten());
         for stored in rules.filter_map(|rule| rule.names_of(&format!("{}.weight", layer.name))) {
             let stored: Vec<String> =

@@ -16,7 +16,7 @@ pub(crate) fn merged(
 ) -> Tensor<2> {
     let rule = LowRankRule {
         branches: branches.to_vec(),
-        parts: Parts::of(layer),
+        parts: Parts::from_layer(layer),
         method,
         dropout: Dropout::default(),
         ranks: None,

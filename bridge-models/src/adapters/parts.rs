@@ -21,7 +21,7 @@ pub(crate) enum Parts {
 }
 
 impl Parts {
-    pub fn of(layer: &LinearLayer) -> Self {
+    pub fn from_layer(layer: &LinearLayer) -> Self {
         match layer.cut {
             TensorPartition::KeyValueGroups { groups, head_size } => Self::Heads { groups, head_size },
             TensorPartition::Blocks(2) => Self::Gated,

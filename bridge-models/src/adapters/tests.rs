@@ -245,7 +245,7 @@ fn modules_are_named_as_transformers_does_or_as_files_do() {
 fn names_in_files_are_changed_where_transformers_has_others() {
     let changed = |family: &str, name: &str| {
         let names = ModuleNames::new(with_model_type(family).unwrap());
-        names.of(name)
+        names.module_name(name)
     };
     assert_eq!(changed("nemotron_h", "backbone.embeddings.weight"), "model.embeddings.weight");
     assert_eq!(changed("nemotron_h", "lm_head.weight"), "lm_head.weight");

@@ -83,7 +83,7 @@ impl TrainedAdapter {
     /// The parameters of a layer's branches.
     pub(super) fn values(&self, adapted: &AdaptedLayer, own: &ReadValues<'_>) -> Result<Values, CheckpointError> {
         let AdaptedLayer { layer, branches, .. } = adapted;
-        let parts = Parts::of(layer);
+        let parts = Parts::from_layer(layer);
         let mut values = Values { matrices: Vec::new(), vectors: Vec::new() };
         for branch in branches {
             let names = BranchNames::new(&layer.name, parts, branch.part);

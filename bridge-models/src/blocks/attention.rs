@@ -288,7 +288,7 @@ impl SelfAttention {
         };
         let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
-        let rotary = rotary.map(|tables| (tables.of(self.settings.window), input.positions));
+        let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {

@@ -190,7 +190,7 @@ impl LatentAttention {
         let (regions, store) = (input.regions, input.weight_gradients);
         let Settings { heads: h, latent: r, rotated: p, value: v, .. } = self.settings;
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
-        let rotary = rotary.map(|tables| (tables.of(self.settings.window).clone(), input.positions.clone()));
+        let rotary = rotary.map(|tables| (tables.for_window(self.settings.window).clone(), input.positions.clone()));
         let of_linear = OffloadModule::QkvLinear;
         let down_btf = in_module(of_linear, || self.linear_kv_down_proj.forward(x_btc.clone(), store));
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);

@@ -64,14 +64,14 @@ pub(crate) struct LayerTables {
 
 impl LayerTables {
     /// The table of a layer with this window.
-    pub fn of(&self, window: Option<usize>) -> &RotaryTable {
+    pub fn for_window(&self, window: Option<usize>) -> &RotaryTable {
         self.windowed.as_ref().filter(|_| window.is_some()).unwrap_or(&self.usual)
     }
 }
 
 impl Rotary {
     /// The tables of a decoder; `None` for models without rotary embedding.
-    pub fn of(config: &DecoderConfig, device: &Device) -> Option<Self> {
+    pub fn from_config(config: &DecoderConfig, device: &Device) -> Option<Self> {
         match &config.position_embedding {
             PositionEmbedding::Rope(rope) => {
                 Some(Self::new(rope, config.rotary_head(), config.max_position_embeddings, device))
@@ -279,9 +279,9 @@ mod tests {
         let both = rotary(&rope);
         let local = rotary(&RopeConfig { base: 300.0, ..plain() });
         let usual = rotary(&RopeConfig { windowed_base: None, ..rope });
-        assert_eq!(values(both.tables(9).of(Some(3))), values(local.tables(9).of(None)));
-        assert_eq!(values(both.tables(9).of(None)), values(usual.tables(9).of(Some(3))));
-        assert_ne!(values(both.tables(9).of(None)), values(both.tables(9).of(Some(3))));
+        assert_eq!(values(both.tables(9).for_window(Some(3))), values(local.tables(9).for_window(None)));
+        assert_eq!(values(both.tables(9).for_window(None)), values(usual.tables(9).for_window(Some(3))));
+        assert_ne!(values(both.tables(9).for_window(None)), values(both.tables(9).for_window(Some(3))));
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
 ///
 /// # Errors
 /// If no family fits: gives the reason of each family.
-pub fn of(config: &DecoderConfig, origin: Option<&str>) -> Result<&'static Family, HfError> {
+pub fn find(config: &DecoderConfig, origin: Option<&str>) -> Result<&'static Family, HfError> {
     let mut reasons = Vec::new();
     for family in origin.and_then(with_model_type).iter().chain(FAMILIES) {
         match family.settings(config) {

@@ -253,11 +253,11 @@ impl WeightMap {
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
         let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts, num_layers, num_predictions };
         let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
-        Self::of((family, &is_of), shapes.collect(), sizes, experts)
+        Self::from_shapes((family, &is_of), shapes.collect(), sizes, experts)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.
-    fn of(
+    fn from_shapes(
         (family, is_of): (&Family, &dyn Fn(&WeightRule) -> bool),
         parameters: Vec<(String, Vec<usize>)>,
         sizes: Sizes,

@@ -92,7 +92,7 @@ fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
 
 #[test]
 fn layers_and_experts_are_numbered_alike_on_both_sides() {
-    let map = WeightMap::of((&MIXTURE, &|_| true), parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
+    let map = WeightMap::from_shapes((&MIXTURE, &|_| true), parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
     let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
     let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
     let whole = |name, shape| StoredTensor { name, shape, part: None };
@@ -177,7 +177,8 @@ fn rows_of_two_halves_may_take_turns() {
 #[test]
 fn a_parameter_without_a_rule_is_named() {
     let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
-    let error = WeightMap::of((&MIXTURE, &|_| true), unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
+    let error =
+        WeightMap::from_shapes((&MIXTURE, &|_| true), unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
     assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
 }
 
@@ -186,7 +187,7 @@ fn names_of_a_mixture_of_671_billion_are_mapped_in_linear_time() {
     let parameters = parameters(61, 384);
     assert!(parameters.len() > 44_000, "{}", parameters.len());
     let started = Instant::now();
-    let map = WeightMap::of((&MIXTURE, &|_| true), parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
+    let map = WeightMap::from_shapes((&MIXTURE, &|_| true), parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
     for (name, shape) in &parameters {
         assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
     }

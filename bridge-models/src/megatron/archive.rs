@@ -23,7 +23,7 @@ pub fn tensor(archive: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
         return Err("its numbers are big-endian".into());
     }
     let pickle = Pickle::read(file("/data.pkl").ok_or("it has no data.pkl")?).map_err(|error| error.to_string())?;
-    let parts = Parts::of(&pickle).ok_or("its data.pkl describes no tensor")?;
+    let parts = Parts::from_pickle(&pickle).ok_or("its data.pkl describes no tensor")?;
     let content = file(&format!("/data/{}", parts.key)).ok_or("the tensor's values are missing")?;
     let bytes = match parts.storage {
         "FloatStorage" => 4,
@@ -59,7 +59,7 @@ struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn of(pickle: &'a Pickle) -> Option<Self> {
+    fn from_pickle(pickle: &'a Pickle) -> Option<Self> {
         let mut tensor = pickle.root;
         // A parameter is a tensor, and whether it is trained.
         if pickle.class(tensor)? == ("torch._utils", "_rebuild_parameter") {

@@ -117,7 +117,7 @@ fn chosen(arguments: &Arguments) -> Result<Preset, Failure> {
 /// Times single operations.
 fn operations(arguments: &Arguments) -> Result<Value, Failure> {
     let preset = chosen(arguments)?;
-    let shapes = ops::Shapes::of(&preset).ok_or_else(|| {
+    let shapes = ops::Shapes::from_preset(&preset).ok_or_else(|| {
         Failure::input(format!("--ops: the layers of --preset {} are not those of a plain transformer", preset.name))
     })?;
     if let Some(threads) = arguments.threads {

@@ -48,7 +48,7 @@ pub struct Shapes {
 
 impl Shapes {
     /// Sizes of a preset; `None` for a model with other layers.
-    pub fn of(preset: &Preset) -> Option<Self> {
+    pub fn from_preset(preset: &Preset) -> Option<Self> {
         let model = &preset.transformer;
         if preset.kind != KIND || model.num_moe_experts.is_some() {
             return None;
@@ -281,7 +281,7 @@ mod tests {
 
     #[test]
     fn shapes_are_those_of_the_preset() {
-        let of = |name| Shapes::of(&preset(name).expect("a preset"));
+        let of = |name| Shapes::from_preset(&preset(name).expect("a preset"));
         let llama = of("nano-llama").expect("a transformer");
         let (b, t, c, h, g, d, f, wide_f, v) = (8, 256, 384, 6, 2, 64, 1024, 2048, 8192);
         assert_eq!(llama, Shapes { b, t, c, h, g, d, f, wide_f, v, has_bias: false });

@@ -180,7 +180,7 @@ fn inspect(place: &Place) -> Result<u8, Failure> {
     let state = checkpoint.train_state().map_err(failed)?;
     if place.json {
         let tensors: BTreeMap<&String, Value> =
-            metadata.tensors.iter().map(|(name, tensor)| (name, of(tensor))).collect();
+            metadata.tensors.iter().map(|(name, tensor)| (name, tensor_json(tensor))).collect();
         let files = &metadata.files;
         line(
             &json!({
@@ -231,7 +231,7 @@ fn inspect(place: &Place) -> Result<u8, Failure> {
 }
 
 /// A tensor without where its slices are.
-fn of(tensor: &TensorRecord) -> Value {
+fn tensor_json(tensor: &TensorRecord) -> Value {
     json!({ "group": tensor.group, "dtype": tensor.dtype.to_string(), "shape": tensor.shape, "slices": tensor.slices.len() })
 }
 

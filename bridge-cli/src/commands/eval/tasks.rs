@@ -116,7 +116,7 @@ impl Evaluation<'_> {
         for (number, item) in items.iter().enumerate() {
             let own;
             (own, rest) = rest.split_at(item.answer.texts().len());
-            let verdict = Verdict::of(item, own);
+            let verdict = Verdict::from_scores(item, own);
             if !judged.contains_key(item.task.as_str()) {
                 order.push(item.task.as_str());
             }
@@ -257,7 +257,7 @@ fn forces_bos(model: &LoadedModel) -> bool {
     let origin = model.checkpoint.as_ref().map(|checkpoint| origin_of(checkpoint, &model.config));
     let family = match origin {
         Some(origin) => origin.map(|(family, _)| family).ok(),
-        None => families::of(&model.config, None).ok(),
+        None => families::find(&model.config, None).ok(),
     };
     family.is_some_and(|family| family.model_type().contains("gemma"))
 }
@@ -287,7 +287,7 @@ enum Verdict {
 }
 
 impl Verdict {
-    fn of(item: &Item, scores: &[Score]) -> Self {
+    fn from_scores(item: &Item, scores: &[Score]) -> Self {
         match &item.answer {
             Answer::Choice { texts, gold } => {
                 let sums: Vec<f64> = scores.iter().map(|score| score.log_likelihood).collect();

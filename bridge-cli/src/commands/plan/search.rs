@@ -36,7 +36,10 @@ pub fn run(
     let standings: Vec<(String, Standing)> = named
         .iter()
         .map(|named| {
-            (named.name.clone(), Standing::of(named, &found, room, |raw, plan| with_room(plan, raw, &models, options)))
+            (
+                named.name.clone(),
+                Standing::judge(named, &found, room, |raw, plan| with_room(plan, raw, &models, options)),
+            )
         })
         .collect();
     if is_json {
@@ -61,7 +64,12 @@ enum Standing {
 }
 
 impl Standing {
-    fn of(named: &Named, search: &Search, room: &Room, with_room: impl Fn(&RawConfig, &Plan) -> Option<Found>) -> Self {
+    fn judge(
+        named: &Named,
+        search: &Search,
+        room: &Room,
+        with_room: impl Fn(&RawConfig, &Plan) -> Option<Found>,
+    ) -> Self {
         let (raw, plan) = match &named.plan {
             Ok(planned) => planned,
             Err(failure) => return Self::Refused(failure.text()),

@@ -257,12 +257,12 @@ const TEBI: f64 = 1024.0 * GIBI;
 
 impl<const N: usize> Units<N> {
     /// The unit of a quantity of this size; `None` below all of them.
-    fn of(&self, quantity: f64) -> Option<(f64, &'static str)> {
+    fn unit_for(&self, quantity: f64) -> Option<(f64, &'static str)> {
         self.units.into_iter().find(|(size, _)| quantity >= *size)
     }
 
     fn show(&self, quantity: f64) -> String {
-        match self.of(quantity) {
+        match self.unit_for(quantity) {
             Some((size, unit)) => format!("{:.2}{unit}", quantity / size),
             None => format!("{quantity:.0}{}", self.none),
         }
@@ -272,7 +272,7 @@ impl<const N: usize> Units<N> {
     /// rounded to.
     fn adding(&self, parts: &[f64]) -> Vec<String> {
         let sum = parts.iter().sum::<f64>();
-        let Some((size, unit)) = self.of(sum) else {
+        let Some((size, unit)) = self.unit_for(sum) else {
             return parts.iter().map(|part| self.show(*part)).collect();
         };
         let hundredths: Vec<f64> = parts.iter().map(|part| 100.0 * part / size).collect();

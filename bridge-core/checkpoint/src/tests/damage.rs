@@ -198,7 +198,7 @@ fn shards_of_garbage_under_right_checksums_do_no_harm() {
             2 => bytes[random.below(8)] = random.next() as u8,
             _ => bytes[8 + random.below(400)] = random.next() as u8,
         }
-        let record = FileRecord { size: bytes.len() as u64, checksum: Checksum::of(&bytes) };
+        let record = FileRecord { size: bytes.len() as u64, checksum: Checksum::compute(&bytes) };
         metadata.files.insert(name.to_owned(), record);
         fs::write(&shard_path, &bytes).unwrap();
         fs::write(&metadata_path, seal(&metadata).unwrap().0).unwrap();

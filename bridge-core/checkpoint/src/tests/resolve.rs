@@ -97,7 +97,7 @@ fn an_abandoned_checkpoint_is_not_taken_for_an_interrupted_save_of_the_same_iter
     let root = dir.path();
     writer(root).save(&snapshot_of(5, 0.25)).unwrap();
     assert_eq!(notices(root), [Notice::NewerIgnored { latest: 5, newer: vec![9] }]);
-    let metadata_checksum = Checksum::of(b"the new one");
+    let metadata_checksum = Checksum::compute(b"the new one");
     write_journal(root, &Journal::Saving { iteration: 9, metadata_checksum, previous: Some(5) }).unwrap();
     assert_eq!(
         notices(root),

@@ -96,7 +96,7 @@ pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, option
     let modes = [Recomputed::Nothing, Recomputed::FeedForward, Recomputed::Layers];
     let mut found = modes
         .into_iter()
-        .filter_map(|recomputed| planned(Sizes { recomputed, ..Sizes::of(plan) }, recipe, models, options).ok());
+        .filter_map(|recomputed| planned(Sizes { recomputed, ..Sizes::from_plan(plan) }, recipe, models, options).ok());
     found.find(|found| found.plan.most_memory() <= usable)
 }
 

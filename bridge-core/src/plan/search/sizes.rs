@@ -80,7 +80,7 @@ impl Sizes {
     };
 
     /// The sizes of a plan, with nothing recomputed and optimizer state divided.
-    pub(super) fn of(plan: &Plan) -> Self {
+    pub(super) fn from_plan(plan: &Plan) -> Self {
         let layout = plan.layout;
         Self {
             tensor: layout.tensor,

@@ -38,7 +38,7 @@ fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     let parameters = chunk.declarations.parameters().iter();
     let is_full = setup.sharding() == Sharding::Full;
     let travels = |p: &&Declaration| (p.trainable || is_full) && !p.is_float32();
-    let travelling = parameters.filter(|p| travels(p) && replicas.of(p.placement.replicas) > 1);
+    let travelling = parameters.filter(|p| travels(p) && replicas.count_for(p.placement.replicas) > 1);
     let parameters = travelling.map(|parameter| BucketParameter {
         name: String::new(),
         num_elements: parameter.num_elements(),
@@ -157,7 +157,7 @@ impl Tally<'_, '_> {
     /// Gradients of what ranks that share a model hold copies of.
     pub(super) fn shared_gradients(&mut self, stage: usize) {
         let setup = self.setup;
-        let shards = |kind| if setup.sharding().divides_state() { setup.shards().of(kind) } else { 1 };
+        let shards = |kind| if setup.sharding().divides_state() { setup.shards().count_for(kind) } else { 1 };
         let trained = |stage| setup.parameters(stage).filter(|p| p.trainable);
         for (kind, group) in [(ReplicaGroup::Dense, GroupKind::Tensor), (ReplicaGroup::Expert, GroupKind::ExpertTensor)]
         {

@@ -39,7 +39,7 @@ impl Differences {
                 message,
                 compared,
                 different: differences.len() as u64,
-                spread: Spread::of(differences),
+                spread: Spread::from_differences(differences),
             })
             .collect()
     }
@@ -69,7 +69,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(mut differences: Vec<f64>) -> Option<Self> {
+    fn from_differences(mut differences: Vec<f64>) -> Option<Self> {
         differences.sort_by(f64::total_cmp);
         let largest = *differences.last()?;
         // The smallest that no more than this part of all exceed.
@@ -128,11 +128,11 @@ mod tests {
 
     #[test]
     fn quantiles_are_values_that_were_seen() {
-        let spread = Spread::of((1..=100).map(f64::from).collect()).expect("differences");
+        let spread = Spread::from_differences((1..=100).map(f64::from).collect()).expect("differences");
         assert_eq!(
             [spread.mean, spread.median, spread.percentile_90, spread.percentile_99, spread.largest],
             ["5.050E1", "5.100E1", "9.100E1", "1.000E2", "1.000E2"]
         );
-        assert_eq!(Spread::of(Vec::new()), None);
+        assert_eq!(Spread::from_differences(Vec::new()), None);
     }
 }

@@ -213,7 +213,7 @@ impl RerunStateMachine {
     /// Decision after the passes of a step.
     pub fn exit_decision(&self) -> ExitDecision {
         match self.config.mode {
-            RerunMode::ValidateResults => ExitDecision::of(self.state),
+            RerunMode::ValidateResults => ExitDecision::from_state(self.state),
             RerunMode::Disabled | RerunMode::ReportDeterminismStats => ExitDecision::Continue,
         }
     }

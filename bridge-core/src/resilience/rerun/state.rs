@@ -47,7 +47,7 @@ pub enum ExitDecision {
 }
 
 impl ExitDecision {
-    pub(super) fn of(state: RerunState) -> Self {
+    pub(super) fn from_state(state: RerunState) -> Self {
         match state {
             RerunState::RerunningInPlace | RerunState::RerunningFromCheckpoint => {
                 Self::Exit(EXIT_CODE_FAILED_ON_RESULT_VALIDATION)

@@ -61,7 +61,7 @@ impl BuildObserver for Narrator {
         }
         if let BuildEvent::Examples { report } = event {
             // A split comes before the files that it is made of.
-            told.examples.entry(report.split.clone()).or_insert_with(|| Examples::of(report));
+            told.examples.entry(report.split.clone()).or_insert_with(|| Examples::from_report(report));
         }
         drop(told);
         let is_warning = match event {

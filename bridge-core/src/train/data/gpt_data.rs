@@ -134,7 +134,7 @@ fn span_params(context: &DatasetFactoryContext) -> Result<SpanParams, DataError>
         short_seq_prob: number("short_seq_prob")?,
         mean_span_length: number("mean_span_length")?,
         target_length: context.target_length,
-        tokens: SpanTokens::of(tokenizer, count, context.start_token)?,
+        tokens: SpanTokens::from_tokenizer(tokenizer, count, context.start_token)?,
     })
 }
 

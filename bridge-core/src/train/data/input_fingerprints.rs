@@ -42,7 +42,7 @@ pub(in crate::train) struct Examples {
 
 impl Examples {
     /// Fingerprint of the examples of a report.
-    pub fn of(report: &ExamplesReport) -> Self {
+    pub fn from_report(report: &ExamplesReport) -> Self {
         Self { examples: report.examples, bytes: report.bytes, digest: report.digest.clone() }
     }
 
@@ -64,7 +64,7 @@ pub(in crate::train) struct Resumed<'a> {
 
 impl InputFingerprints {
     /// Fingerprints of these examples and this tokenizer.
-    pub fn of(examples: BTreeMap<String, Examples>, tokenizer: Option<&dyn Tokenizer>) -> Self {
+    pub fn from_examples(examples: BTreeMap<String, Examples>, tokenizer: Option<&dyn Tokenizer>) -> Self {
         let special = |tokenizer: &dyn Tokenizer| {
             let ids = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eod()), ("pad_token", tokenizer.pad())];
             ids.into_iter().filter_map(|(name, id)| Some((name.to_owned(), id?))).collect()
@@ -210,15 +210,19 @@ mod tests {
 
     #[test]
     fn other_examples_are_said_of_each_split() {
-        let before = InputFingerprints::of(examples(38, "aa"), None);
+        let before = InputFingerprints::from_examples(examples(38, "aa"), None);
         assert_eq!(before.changed(&before, BASE, None), Vec::<String>::new());
-        let said = InputFingerprints::of(examples(38, "bb"), None).changed(&before, BASE, None);
+        let said = InputFingerprints::from_examples(examples(38, "bb"), None).changed(&before, BASE, None);
         assert_eq!(said.len(), 2, "{said:?}");
         assert!(said[0].contains("38 of 90 bytes (checksum aa) then, 38 of 90 bytes (checksum bb) now"), "{said:?}");
         assert!(said[0].contains("sample 16 ") && said[1].contains("the valid examples"), "{said:?}");
         // A checkpoint of an earlier release says nothing of examples.
         assert_eq!(
-            InputFingerprints::of(examples(38, "bb"), None).changed(&InputFingerprints::default(), BASE, None),
+            InputFingerprints::from_examples(examples(38, "bb"), None).changed(
+                &InputFingerprints::default(),
+                BASE,
+                None
+            ),
             Vec::<String>::new()
         );
     }

@@ -117,7 +117,7 @@ impl Segments for Wrong {
 
     fn forward_segment(&self, _index: usize, _input: Boundary, _context: &ForwardContext) -> SegmentOutput {
         let x = self.weight.val().reshape([1, 3, 2]);
-        SegmentOutput::Boundary(Boundary::of("memory", x.clone()).with("hidden_states", x))
+        SegmentOutput::Boundary(Boundary::single("memory", x.clone()).with("hidden_states", x))
     }
 }
 

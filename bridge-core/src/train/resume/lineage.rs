@@ -80,7 +80,7 @@ impl Lineage {
     /// # Errors
     /// All settings that change what the model computes and that `checkpoint.allow_model_changes`
     /// does not name; a checkpoint that cannot be understood.
-    pub fn of(
+    pub fn from_run(
         config: &RunConfig,
         kinds: &Kinds,
         start: Option<&Start>,
@@ -90,7 +90,7 @@ impl Lineage {
         let Some(start) = start else {
             return Ok(Self { run: new_name(), base: None });
         };
-        let base = ParentCheckpoint::of(config, kinds, start)?;
+        let base = ParentCheckpoint::from_start(config, kinds, start)?;
         let resumed = base.record.as_ref().filter(|_| !base.weights_only);
         let run = resumed.map_or_else(new_name, |record| record.run.clone());
         let lineage = Self { run, base: Some(base) };
@@ -134,7 +134,7 @@ impl Lineage {
             }),
             data: token_files(config, text).map_err(InputError::from)?,
             data_parallel_size: config.parallel.data,
-            reads: Some(InputFingerprints::of(data.examples(), tokenizer.map(Arc::as_ref))),
+            reads: Some(InputFingerprints::from_examples(data.examples(), tokenizer.map(Arc::as_ref))),
         };
         let mut warnings = match tokenizer {
             Some(tokenizer) => packed_otherwise(config, tokenizer.as_ref()).map_err(InputError::from)?,
@@ -217,7 +217,7 @@ pub(in crate::train) fn put(record: &Value, extra: &mut Map<String, Value>) {
 }
 
 impl ParentCheckpoint {
-    fn of(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, ResumeError> {
+    fn from_start(config: &RunConfig, kinds: &Kinds, start: &Start) -> Result<Self, ResumeError> {
         let checkpoint = &start.checkpoint;
         let bad = |field: &str, message: String| CommonError::BadState {
             path: checkpoint.path().to_owned(),

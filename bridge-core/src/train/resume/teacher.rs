@@ -176,7 +176,7 @@ impl Teacher {
 
     /// Identity of the teacher.
     pub fn identity(&self) -> AdapterBase {
-        AdapterBase::of(&self.checkpoint)
+        AdapterBase::from_checkpoint(&self.checkpoint)
     }
 
     /// Bytes of its parameters on one rank, where all have as many.
@@ -229,7 +229,7 @@ impl Teacher {
         let DistillationConfig { temperature, top_k, .. } = &self.settings;
         format!(
             "{}\n{files:?}\n{:?}\ntemperature {temperature:?}, best {top_k:?} of {}, length {}",
-            AdapterBase::of(&self.checkpoint).checksum,
+            AdapterBase::from_checkpoint(&self.checkpoint).checksum,
             convert::params_dtype(config),
             self.shared_rows,
             config.model.seq_length

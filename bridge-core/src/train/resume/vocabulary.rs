@@ -53,7 +53,7 @@ pub(in crate::train) fn rows(
     let Some(start) = start.filter(|_| config.model.pads_vocabulary()) else {
         return Ok(rows);
     };
-    let mine = Vocabulary::of(config, data, rows);
+    let mine = Vocabulary::from_data(config, data, rows);
     let saved = saved_vocabulary(&start.checkpoint, mine.size)?;
     // What differs in something else is another model, which loading says.
     match saved.filter(|saved| *saved != mine && Vocabulary { rows, ..*saved } == mine) {
@@ -86,13 +86,13 @@ pub(in crate::train) fn rows_of_saved(checkpoint: &Checkpoint, model: &FinalMode
 /// Puts the vocabulary of a run into the state that it saves, where it is padded.
 pub(in crate::train) fn put(config: &RunConfig, data: &RunData, rows: usize, extra: &mut Map<String, Value>) {
     if config.model.pads_vocabulary() {
-        let vocabulary = serde_json::to_value(Vocabulary::of(config, data, rows));
+        let vocabulary = serde_json::to_value(Vocabulary::from_data(config, data, rows));
         extra.insert(KEY.into(), vocabulary.expect("numbers are JSON"));
     }
 }
 
 impl Vocabulary {
-    fn of(config: &RunConfig, data: &RunData, rows: usize) -> Self {
+    fn from_data(config: &RunConfig, data: &RunData, rows: usize) -> Self {
         Self {
             size: config.model.vocab_size.unwrap_or_else(|| data.vocab_size()),
             make_vocab_size_divisible_by: config.model.make_vocab_size_divisible_by,

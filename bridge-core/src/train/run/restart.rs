@@ -147,7 +147,7 @@ impl Places {
         lines
     }
 
-    fn of(&self, rank: usize) -> Option<LocalRank> {
+    fn local_rank(&self, rank: usize) -> Option<LocalRank> {
         let place = self.places.get(rank).copied().unwrap_or(rank);
         (self.started > self.places.len()).then_some(LocalRank { rank: place, size: self.started })
     }
@@ -180,7 +180,7 @@ fn start<T: Send>(
                 run_on_threads(config, rank_timeout(config), |groups| {
                     let rank = groups.world().rank();
                     let _ending = Ending(&heartbeats[rank]);
-                    let (heartbeat, place) = (Arc::clone(&heartbeats[rank]), places.of(rank));
+                    let (heartbeat, place) = (Arc::clone(&heartbeats[rank]), places.local_rank(rank));
                     let rank_env = RankEnv { unit: RankUnit::Thread, heartbeat, place, faults, ..RankEnv::default() };
                     program(config, groups, rank_env).inspect_err(|error| {
                         if !follows_from_another(error) {
@@ -273,12 +273,12 @@ mod tests {
             InProcessRestartConfig { granularity: RestartGranularity::Rank, ..InProcessRestartConfig::default() };
         let mut places = Places::new(&settings, 2, 4);
         assert_eq!(places.replace(&[1]), ["rank 1: spare rank 2 takes the place of 1"]);
-        assert_eq!(places.of(1), Some(LocalRank { rank: 2, size: 4 }));
-        assert_eq!(places.of(0), Some(LocalRank { rank: 0, size: 4 }));
+        assert_eq!(places.local_rank(1), Some(LocalRank { rank: 2, size: 4 }));
+        assert_eq!(places.local_rank(0), Some(LocalRank { rank: 0, size: 4 }));
         assert_eq!(places.replace(&[0, 1]).len(), 1, "there was one more");
         let whole = InProcessRestartConfig::default();
         assert!(Places::new(&whole, 2, 4).replace(&[1]).is_empty());
-        assert_eq!(Places::new(&whole, 2, 2).of(1), None);
+        assert_eq!(Places::new(&whole, 2, 2).local_rank(1), None);
     }
 
     #[test]

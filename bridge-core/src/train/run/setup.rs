@@ -100,7 +100,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let teacher = teacher::find(&config, registry, groups)?;
     let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
-    let lineage = Lineage::of(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
+    let lineage = Lineage::from_run(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
     let process = (options.signals, options.rank_env.unit);
@@ -135,7 +135,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
-    shard(&mut training, deferred, start.is_none() || Strictness::of(&config).allows_absent())?;
+    shard(&mut training, deferred, start.is_none() || Strictness::from_config(&config).allows_absent())?;
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {

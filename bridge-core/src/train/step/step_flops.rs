@@ -32,7 +32,7 @@ impl SequenceFlops {
 
     /// FLOPs of forward and backward over one sequence of `length` tokens; `None` if the model does
     /// not count them.
-    pub fn of(&mut self, length: usize) -> Option<f64> {
+    pub fn for_length(&mut self, length: usize) -> Option<f64> {
         if let Some(known) = self.by_length.get(&length) {
             return *known;
         }
@@ -70,7 +70,7 @@ impl SequenceLengths {
 
     /// FLOPs of all sequences.
     pub fn flops(&self, flops: &mut SequenceFlops) -> Option<f64> {
-        self.by_length.iter().map(|(length, count)| Some(flops.of(*length)? * *count as f64)).sum()
+        self.by_length.iter().map(|(length, count)| Some(flops.for_length(*length)? * *count as f64)).sum()
     }
 }
 

@@ -144,7 +144,7 @@ fn flops_and_tokens(
 ) -> Result<(Option<f64>, u64), StepError> {
     let flops = &mut run.training.flops;
     if !run.inputs.data.lengths_vary() {
-        let of_sequence = flops.of(run.config.model.seq_length);
+        let of_sequence = flops.for_length(run.config.model.seq_length);
         let tokens = lengths.tokens * run.config.parallel.data as u64;
         return Ok((of_sequence.map(|flops| flops * batch_size as f64), tokens));
     }

@@ -65,10 +65,10 @@ impl StopNotice {
 
 impl Shared {
     fn new(config: &RunConfig) -> Self {
-        Self::of(config.checkpoint.save.is_some(), config.train.exit_signal_deadline_s)
+        Self::with_deadline(config.checkpoint.save.is_some(), config.train.exit_signal_deadline_s)
     }
 
-    fn of(saves: bool, deadline: Option<f64>) -> Self {
+    fn with_deadline(saves: bool, deadline: Option<f64>) -> Self {
         let (is_over, is_told) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { is_over, is_told, step: AtomicU64::new(0), saves, deadline }
     }
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn what_follows_depends_on_the_length_of_a_step() {
         let text = |saves, milliseconds| {
-            let shared = Shared { step: AtomicU64::new(milliseconds), ..Shared::of(saves, None) };
+            let shared = Shared { step: AtomicU64::new(milliseconds), ..Shared::with_deadline(saves, None) };
             shared.text(Signal::Int)
         };
         let again = "; Ctrl-C again to stop without saving";
@@ -125,7 +125,7 @@ mod tests {
         let before = "SIGINT: saving the state before this step (which takes 10 s), after this micro-batch";
         assert_eq!(text(true, 10_000), format!("{before}{again}"));
         assert!(text(true, 0).contains("no step is done yet"));
-        let limited = Shared { step: AtomicU64::new(1200), ..Shared::of(true, Some(30.0)) };
+        let limited = Shared { step: AtomicU64::new(1200), ..Shared::with_deadline(true, Some(30.0)) };
         assert!(limited.text(Signal::Term).contains("1.2 s; the process ends in 30 s at the latest; Ctrl-C"));
         assert!(text(false, 900).contains("checkpoint.save is not set; Ctrl-C again to stop at once"));
     }

@@ -108,7 +108,7 @@ impl Subsystem for Heartbeats {
 fn message(rank: usize, sign: &Weak<Sign>) -> Option<String> {
     let sign = sign.upgrade()?;
     let section = sign.heartbeat.section();
-    let limit = sign.limits.lock().unwrap_or_else(PoisonError::into_inner).of(section);
+    let limit = sign.limits.lock().unwrap_or_else(PoisonError::into_inner).seconds(section);
     let (process, seconds) = (std::process::id(), sign.heartbeat.in_section().as_secs_f64());
     let line = serde_json::to_string(&HeartbeatMessage { rank, process, section, seconds, limit });
     line.ok().map(|line| line + "\n")

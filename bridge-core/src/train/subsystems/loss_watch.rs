@@ -202,7 +202,7 @@ struct RankLayout {
 }
 
 impl RankLayout {
-    fn of(config: &RunConfig) -> Self {
+    fn from_config(config: &RunConfig) -> Self {
         let parallel = config.parallel;
         Self {
             world_size: parallel.world_size,
@@ -281,14 +281,14 @@ impl Subsystem for LossWatch {
             state.rerun_state_machine.is_none() && state.injection_draws.is_none() && ranks.len() == 1
         };
         if !ranks.iter().all(is_plain) {
-            let layout = RankLayout::of(&run.state.config);
+            let layout = RankLayout::from_config(&run.state.config);
             state.insert("rank_states".into(), saved(&AllRanks { layout, ranks })?);
         }
         Ok(())
     }
 
     fn on_load(&mut self, run: &mut RunContext, loaded: &Loaded) -> Result<(), SubsystemError> {
-        let layout = RankLayout::of(&run.state.config);
+        let layout = RankLayout::from_config(&run.state.config);
         let rank = run.groups.world().rank();
         let is_due = |all: &AllRanks| all.ranks.iter().any(|state| state.rerun_state_machine.is_some());
         let mut checks = loaded.field::<LossChecks>("loss_checks")?;

@@ -128,7 +128,7 @@ impl Subsystems {
         if let Some(heartbeats) = heartbeats::Heartbeats::new(config, rank_env)? {
             subsystems.push(Box::new(heartbeats));
         }
-        if let Some(fault) = simulated_fault::SimulatedFault::of(config, groups.world().rank(), rank_env) {
+        if let Some(fault) = simulated_fault::SimulatedFault::from_config(config, groups.world().rank(), rank_env) {
             subsystems.push(Box::new(fault));
         }
         subsystems.push(Box::new(weight_hashes::WeightHashes::new(config, placement)));

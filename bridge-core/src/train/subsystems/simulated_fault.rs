@@ -26,7 +26,7 @@ pub(super) struct SimulatedFault {
 
 impl SimulatedFault {
     /// The one of rank `rank`, if it is the victim.
-    pub fn of(config: &RunConfig, rank: usize, rank_env: &RankEnv) -> Option<Self> {
+    pub fn from_config(config: &RunConfig, rank: usize, rank_env: &RankEnv) -> Option<Self> {
         let settings = config.ft.as_ref().filter(|settings| settings.simulate_fault && rank_env.faults == 0)?;
         let draw = |what: &str| XxHash3_64::oneshot(format!("{what} {}", config.rng.seed).as_bytes());
         let victim =

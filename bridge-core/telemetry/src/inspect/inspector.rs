@@ -81,7 +81,7 @@ impl Inspector {
         if values.is_empty() {
             return;
         }
-        let statistics = Statistics::of(&values);
+        let statistics = Statistics::measure(&values);
         let mut state = self.state();
         let kept = state.kept.entry((name.to_owned(), kind)).or_default();
         *kept = std::mem::take(kept).joined(statistics);

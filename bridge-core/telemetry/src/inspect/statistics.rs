@@ -48,7 +48,7 @@ pub struct Statistics {
 
 impl Statistics {
     /// Statistics of `values`. The scales of fp8 are those of these values together.
-    pub fn of(values: &[f32]) -> Self {
+    pub fn measure(values: &[f32]) -> Self {
         let parts: Vec<Self> = values.par_chunks(PART).map(Self::of_part).collect();
         let mut all = parts.into_iter().fold(Self::default(), Self::joined);
         let amax = all.amax();
@@ -244,7 +244,7 @@ mod tests {
         // A longer tensor than a part, far from zero, so that squares cancel where they are summed
         // plainly.
         let values: Vec<f32> = (0..PART * 2 + 77).map(|i| 1000.0 + (i % 1013) as f32 * 0.25).collect();
-        let statistics = Statistics::of(&values);
+        let statistics = Statistics::measure(&values);
         let n = values.len() as f64;
         let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
         let variance = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
@@ -262,7 +262,7 @@ mod tests {
         let tiny = f32::from_bits(1);
         // bfloat16 has 2^-133 and rounds half of it to zero, more than half up.
         let values = [0.0, -0.0, tiny, 2.0_f32.powi(-134), -(2.0_f32.powi(-134) * 1.5), 448.0, f32::NAN, f32::INFINITY];
-        let statistics = Statistics::of(&values);
+        let statistics = Statistics::measure(&values);
         assert_eq!(statistics.get(Statistic::NonFinite), 2.0);
         assert!(close(statistics.get(Statistic::Zeros), 100.0 * 2.0 / 6.0));
         assert!(close(statistics.get(Statistic::Bf16Underflows), 100.0 * 2.0 / 6.0));
@@ -271,9 +271,9 @@ mod tests {
             assert_eq!(rounds_to_zero, f64::from(value.abs()) <= FORMATS[0].0, "{value}");
         }
         assert_eq!(statistics.histogram(), "-127:3 8:1");
-        let powers = Statistics::of(&[448.0, 2.0_f32.powi(-10), 2.0_f32.powi(-10) * 1.01, -2.0]);
+        let powers = Statistics::measure(&[448.0, 2.0_f32.powi(-10), 2.0_f32.powi(-10) * 1.01, -2.0]);
         assert_eq!(powers.get(Statistic::E4m3Underflows), 25.0);
-        let none = Statistics::of(&[f32::NAN]);
+        let none = Statistics::measure(&[f32::NAN]);
         assert!(none.get(Statistic::Mean).is_nan() && none.get(Statistic::NonFinite) == 1.0);
     }
 
@@ -300,7 +300,7 @@ mod tests {
         #[test]
         fn scaled_numbers_have_scaled_figures(values in prop::collection::vec(-1e3f32..1e3, 1..99)) {
             let scaled: Vec<f32> = values.iter().map(|value| value * 0.25).collect();
-            let (a, b) = (Statistics::of(&values).scaled(0.25), Statistics::of(&scaled));
+            let (a, b) = (Statistics::measure(&values).scaled(0.25), Statistics::measure(&scaled));
             for statistic in [Statistic::Min, Statistic::Mean, Statistic::Std, Statistic::L2Norm, Statistic::DynamicRange] {
                 prop_assert!((a.get(statistic) - b.get(statistic)).abs() <= 1e-9 * (1.0 + a.get(statistic).abs()));
             }

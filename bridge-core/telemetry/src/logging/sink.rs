@@ -128,7 +128,7 @@ pub struct MadeAgain {
 impl MadeAgain {
     /// Part that a run of `config` repeats if its last iteration is `iteration`; `None` if it
     /// continues training.
-    pub fn of(config: &RunConfig, iteration: u64) -> Option<Self> {
+    pub fn from_resume(config: &RunConfig, iteration: u64) -> Option<Self> {
         let validation = &config.validation;
         let is_over = validation.skip_train || iteration >= config.train.train_iters as u64;
         // A whole split that was validated during training is not validated once more after it, but

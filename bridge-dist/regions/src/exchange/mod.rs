@@ -63,7 +63,7 @@ fn wire(dtype: TensorDType) -> DType {
 impl<'a> TensorExchange<'a> {
     /// The group's way for tensors on `device`; `None` if they go through host memory, or if the
     /// group has one rank. The same on all ranks.
-    pub fn of(group: &'a Group, device: &Device) -> Option<Self> {
+    pub fn for_device(group: &'a Group, device: &Device) -> Option<Self> {
         let exchange = group.device().filter(|_| group.size() > 1)?;
         let device = device.clone().without_autodiff();
         let probe = TensorMemory::new(mark(&device), DType::F32, None);

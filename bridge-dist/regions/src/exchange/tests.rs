@@ -70,7 +70,7 @@ fn on_ranks(program: impl Fn(&Group, FloatDType, usize) -> Result<(), CommError>
 }
 
 fn way(group: &Group) -> TensorExchange<'_> {
-    TensorExchange::of(group, &Device::flex()).expect("these ranks share a device")
+    TensorExchange::for_device(group, &Device::flex()).expect("these ranks share a device")
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn layers_see_the_calls_of_host_memory() {
 fn program(group: &Group) -> Result<(), CommError> {
     let x = draw(10, group.rank(), FloatDType::BF16);
     let other = 1 - group.rank();
-    let Some(way) = TensorExchange::of(group, &Device::flex()) else {
+    let Some(way) = TensorExchange::for_device(group, &Device::flex()) else {
         let (mut whole, mut half) = (HostBuffer::zeros(DType::Bf16, 20), HostBuffer::zeros(DType::Bf16, 5));
         group.all_reduce(host(&x).view_mut(), ReduceOp::Sum)?;
         group.reduce_scatter(host(&x).view(), half.view_mut(), ReduceOp::Avg)?;

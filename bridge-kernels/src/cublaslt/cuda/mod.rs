@@ -86,7 +86,7 @@ fn is_cuda(client: &Client) -> bool {
 impl CublasLt {
     /// The library for the device of `x`; `None` if that is no CUDA device, or if the library
     /// cannot be used. The latter is said once a process, on standard error.
-    pub fn of<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn from_tensor<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
         if !is_cuda(&tensor.client) {
             return None;

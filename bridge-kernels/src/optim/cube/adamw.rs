@@ -135,7 +135,7 @@ impl Updates {
         previous: Option<Tensor<1>>,
     ) -> (AdamWState, Option<Tensor<1>>) {
         let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
-        let gradient = Buffer::of(gradient).expect("the caller asked whether it applies");
+        let gradient = Buffer::from_tensor(gradient).expect("the caller asked whether it applies");
         let owned = |x: Tensor<1>| Buffer::owned(x).expect("the caller asked whether it applies");
         let [parameter, exp_avg, exp_avg_sq] = [parameter, exp_avg, exp_avg_sq].map(owned);
         let rounded = previous.map(|previous| parameter.in_place_of(previous));

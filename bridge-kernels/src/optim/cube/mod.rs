@@ -16,7 +16,7 @@ use crate::cube::Buffer;
 
 /// True if the kernels of this folder read the gradient, of 16 or 32 bits.
 pub fn reads(gradient: &Tensor<1>) -> bool {
-    !gradient.is_autodiff() && Buffer::of(gradient).is_some()
+    !gradient.is_autodiff() && Buffer::from_tensor(gradient).is_some()
 }
 
 fn is_plain_f32(x: &Tensor<1>) -> bool {

@@ -102,7 +102,7 @@ impl BlockSums {
     /// Adds the blocks of a tensor; `None` where this does not apply. The tensor is held until it
     /// is launched with others, and is not to be written before.
     pub fn add(&mut self, x: &Tensor<1>) -> Option<Index> {
-        let x = Buffer::of(x)?;
+        let x = Buffer::from_tensor(x)?;
         let index = Index(self.places.len());
         self.places.push(Place::default());
         let (lanes, len) = (x.lanes(x.len()), x.len());

@@ -67,11 +67,11 @@ impl Sums {
     /// have it: it is not to be read before [`launch`](Self::launch). Only for what it [`adds`].
     pub fn add(&mut self, first: Tensor<1>, second: &Tensor<1>) -> Tensor<1> {
         const APPLIES: &str = "the caller asked whether it applies";
-        let second = Buffer::of(second).expect(APPLIES);
+        let second = Buffer::from_tensor(second).expect(APPLIES);
         let (sum, first) = if first.dtype() == DType::F32 {
             (Buffer::owned(first).expect(APPLIES), None)
         } else {
-            let first = Buffer::of(&first).expect(APPLIES);
+            let first = Buffer::from_tensor(&first).expect(APPLIES);
             (first.uninitialised([first.len()], DType::F32), Some(first))
         };
         let (lanes, len, result) = (sum.lanes(sum.len()), sum.len(), sum.clone().tensor());

@@ -10,12 +10,12 @@ use crate::flex::{Values, tensor};
 
 /// The tensor's elements, taken out without a copy where nobody else has them.
 fn take(x: Tensor<1>) -> Vec<f32> {
-    Values::of(&x).map(|values| (values, drop(x)).0.into_vec()).expect("the caller asked whether it is plain")
+    Values::from_tensor(&x).map(|values| (values, drop(x)).0.into_vec()).expect("the caller asked whether it is plain")
 }
 
 /// True if all are float32 tensors on Flex outside any graph: what the updates below ask for.
 pub(crate) fn all_plain(tensors: &[&Tensor<1>]) -> bool {
-    tensors.iter().all(|x| !x.is_autodiff() && Values::of(x).is_some())
+    tensors.iter().all(|x| !x.is_autodiff() && Values::from_tensor(x).is_some())
 }
 
 fn owned(values: Vec<f32>) -> Tensor<1> {

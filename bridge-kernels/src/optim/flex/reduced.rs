@@ -65,7 +65,7 @@ enum Elements {
 
 impl Elements {
     /// Takes the elements of a state, which gets the scale `next`.
-    fn of(stored: Stored, next: f32) -> Self {
+    fn take(stored: Stored, next: f32) -> Self {
         match stored {
             Stored::Plain(values) if values.dtype() == DType::F32 => Self::Float32(take(values)),
             Stored::Plain(values) => Self::BFloat16(take(values)),
@@ -121,7 +121,7 @@ pub(crate) fn adamw(
     let ReducedAdamW { parameter, master, moments: [exp_avg, exp_avg_sq] } = state;
     let gradient = primitive(gradient).expect("the caller asked whether it applies");
     let gradient = source_of(&gradient).expect("the caller asked whether it applies");
-    let (mut m, mut v) = (Elements::of(exp_avg, scales[1]), Elements::of(exp_avg_sq, scales[2]));
+    let (mut m, mut v) = (Elements::take(exp_avg, scales[1]), Elements::take(exp_avg_sq, scales[2]));
     let (parameter, master) = if parameter.dtype() == DType::F32 {
         let mut values = take::<f32>(parameter);
         kernel::adamw(Weights::Float32(&mut values), [m.place(), v.place()], gradient, step);
@@ -131,7 +131,7 @@ pub(crate) fn adamw(
         let mut value = Elements::of_parameter(parameter);
         match master {
             Master::Whole(stored) => {
-                let mut wide = Elements::of(*stored, scales[0]);
+                let mut wide = Elements::take(*stored, scales[0]);
                 let weights = Weights::Master { value: value.place(), master: wide.place() };
                 kernel::adamw(weights, [m.place(), v.place()], gradient, step);
                 (value.parameter(), Some(Master::Whole(Box::new(wide.stored()))))
@@ -181,7 +181,7 @@ enum Read<'a> {
 }
 
 impl<'a> Read<'a> {
-    fn of(stored: &'a Stored) -> Option<Self> {
+    fn from_stored(stored: &'a Stored) -> Option<Self> {
         match stored {
             Stored::Plain(values) => Some(Self::Tensor(primitive(values)?, 1.0)),
             Stored::Scaled { values, scale } => Some(Self::Tensor(primitive(values)?, *scale)),
@@ -203,11 +203,11 @@ impl<'a> Read<'a> {
 /// See [`adamw_magnitudes`](super::super::adamw_magnitudes); `None` where something is not on Flex.
 pub(crate) fn magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> Option<[f32; 3]> {
     let (gradient, parameter) = (primitive(gradient)?, primitive(&state.parameter)?);
-    let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(Read::of);
+    let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(Read::from_stored);
     let (exp_avg, exp_avg_sq) = (exp_avg?, exp_avg_sq?);
     let moments = [exp_avg.source()?, exp_avg_sq.source()?];
     let master = match &state.master {
-        Some(Master::Whole(stored)) => Some(Read::of(stored)?),
+        Some(Master::Whole(stored)) => Some(Read::from_stored(stored)?),
         _ => None,
     };
     let weights = match (&state.master, &master) {

@@ -111,7 +111,7 @@ impl PeftAdapter {
                 && !adapter.is_same(&entry.tensors[0].name, &head.name)?
             {
                 let expected = "a head with the values of the embedding, to which it is tied";
-                return Err(settings.cannot_save(&names.of(&head.name), expected));
+                return Err(settings.cannot_save(&names.module_name(&head.name), expected));
             }
         }
         Ok(adapter)
@@ -238,7 +238,7 @@ impl PeftAdapter {
         for SavedParameter { entry, modules, .. } in &self.saved {
             let split = entry.split(&values(&entry.parameter));
             for ((stored, module), tensor) in entry.tensors.iter().zip(modules).zip(split) {
-                let stored = self.names.of(&stored.name);
+                let stored = self.names.module_name(&stored.name);
                 let name = format!("{module}.modules_to_save{}", &stored[module.len()..]);
                 all.push(NamedGradient { name, tensor });
             }
@@ -249,7 +249,7 @@ impl PeftAdapter {
     /// Name in the adapter's file of a tensor of a module that is trained in full, from its name in
     /// a base's files.
     fn saved_name(&self, stored: &str) -> String {
-        format!("{PREFIX}{}", self.names.of(stored))
+        format!("{PREFIX}{}", self.names.module_name(stored))
     }
 
     /// True if two tensors of modules that are trained in full have the same elements.

@@ -37,7 +37,7 @@ impl ModuleNames {
     }
 
     /// The name of a module, or of one of its tensors, of which `name` is that in a base's files.
-    pub fn of(self, name: &str) -> String {
+    pub fn module_name(self, name: &str) -> String {
         let mut name = name.to_owned();
         for (file, module) in self.pairs {
             let (from, to) = if self.as_in_files { (module, file) } else { (file, module) };
@@ -110,7 +110,7 @@ pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleName
         let Some(entry) = map.entry(&format!("{}.weight", listed.layer.name)) else {
             continue;
         };
-        let parts = Parts::of(&listed.layer).names("").len();
+        let parts = Parts::from_layer(&listed.layer).names("").len();
         for (index, (stored, rows)) in entry.tensors.iter().zip(entry.stored_rows()).enumerate() {
             let Some(name) = stored.name.strip_suffix(".weight").filter(|_| stored.part.is_none()) else {
                 continue;
@@ -118,7 +118,7 @@ pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleName
             let is_part = entry.tensors.len() > 1;
             assert!(!is_part || parts == entry.tensors.len(), "`{name}` is a part that its layer's cut does not know");
             modules.push(Module {
-                name: names.of(name),
+                name: names.module_name(name),
                 layer: listed.layer.clone(),
                 part: is_part.then_some(index),
                 rows,
@@ -146,7 +146,7 @@ pub(super) fn adapted(
             continue;
         }
         let (rank, scale) = settings.branch(&module.name)?;
-        let names = BranchNames::new(&module.layer.name, Parts::of(&module.layer), module.part);
+        let names = BranchNames::new(&module.layer.name, Parts::from_layer(&module.layer), module.part);
         adapted.push(AdaptedModule { branch: Branch { part: module.part, rank, scale }, names, module });
     }
     if adapted.is_empty() { Err(settings.no_targets(&known)) } else { Ok(adapted) }
@@ -162,7 +162,7 @@ pub(super) fn saved(
     let mut met = BTreeSet::new();
     // The module itself, or one around it.
     let mut wanted = |stored: &StoredTensor| -> Option<String> {
-        let name = names.of(&stored.name);
+        let name = names.module_name(&stored.name);
         let places = name.match_indices('.').map(|(place, _)| &name[..place]);
         let mut found =
             places.filter_map(|place| Some((place, settings.saved.iter().find(|end| place.ends_with(end.as_str()))?)));
@@ -193,7 +193,7 @@ pub(super) fn saved(
             }
         }
         if modules.is_empty() {
-            let module = |stored: &StoredTensor| names.of(stored.name.trim_end_matches(".weight"));
+            let module = |stored: &StoredTensor| names.module_name(stored.name.trim_end_matches(".weight"));
             modules = entry.tensors.iter().map(module).collect();
         }
         let whole = modules.len() == entry.tensors.len() && entry.tensors.iter().all(|stored| stored.part.is_none());

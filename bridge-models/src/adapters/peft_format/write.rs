@@ -105,7 +105,7 @@ impl TrainedAdapter {
                 if entry.tensors.iter().any(|stored| stored.part.is_some()) {
                     return Err(refused());
                 }
-                let names = entry.tensors.iter().map(|stored| ModuleNames::new(family).of(&stored.name));
+                let names = entry.tensors.iter().map(|stored| ModuleNames::new(family).module_name(&stored.name));
                 tensors.extend(names.zip(entry.split(&values)));
             }
         }
@@ -121,7 +121,7 @@ impl TrainedAdapter {
         base: &ReadValues<'_>,
     ) -> Result<Option<ModuleBranch>, AdapterError> {
         let AdaptedLayer { layer, branches, .. } = adapted;
-        let parts = Parts::of(layer);
+        let parts = Parts::from_layer(layer);
         let scale = branches[0].scale;
         let is_dora = self.method == Method::Dora;
         let of = |index: usize| (matrices[2 * index].clone(), matrices[2 * index + 1].clone());
@@ -164,7 +164,7 @@ impl TrainedAdapter {
     /// those of the base's `weight`.
     fn whole_lengths(&self, adapted: &AdaptedLayer, vectors: &[Tensor<1>], weight: &[f32]) -> Tensor<1> {
         let AdaptedLayer { layer, branches, .. } = adapted;
-        let parts = Parts::of(layer);
+        let parts = Parts::from_layer(layer);
         let of_base_o1 = matrix(row_lengths(weight, layer.inputs), [layer.outputs, 1]);
         let of_part = |part: usize| {
             let learned = branches.iter().position(|branch| branch.part == Some(part));

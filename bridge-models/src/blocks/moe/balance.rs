@@ -43,7 +43,7 @@ struct Sharing<'a> {
 impl<'a> Sharing<'a> {
     /// Tensor-parallel ranks have the same tokens here, or each its own; gradients of the scores of
     /// the same tokens are summed over the ranks, which all inject the same.
-    fn of(input: &MoeInput<'a>) -> Self {
+    fn from_input(input: &MoeInput<'a>) -> Self {
         let (context, tensor) = (input.regions.context(), input.regions.tensor());
         match input.regions.cuts_experts_alike() {
             true => Self { groups: vec![context], share: 1.0 / tensor.size() as f64 },
@@ -85,7 +85,7 @@ impl Coefficients {
         if self.are_zero() && input.auxiliary.metrics.is_none() {
             return injected;
         }
-        let sharing = Sharing::of(input);
+        let sharing = Sharing::from_input(input);
         // Tokens of each expert by score alone, sums of probabilities, sum of squared
         // log-partitions, tokens that it was given.
         let mut totals = choice.totals(0..choice.num_tokens());
@@ -229,7 +229,7 @@ impl WholeBatch {
             numbered.push(*number as f64);
             numbered.extend(row);
         }
-        for group in Sharing::of(input).groups.into_iter().filter(|group| group.size() > 1) {
+        for group in Sharing::from_input(input).groups.into_iter().filter(|group| group.size() > 1) {
             let mut all = vec![0.0; numbered.len() * group.size()];
             if let Err(error) = group.all_gather((&numbered).into(), (&mut all).into()) {
                 std::panic::panic_any(error);

@@ -105,7 +105,7 @@ pub(super) struct Choice {
 impl Choice {
     /// Chooses by scores `[n, e]`, or by `preferred_ne` where something else than the scores
     /// decides.
-    pub fn of(scores_ne: &[f64], bias_e: &[f32], preferred_ne: Option<&[f64]>, settings: &Settings) -> Self {
+    pub fn from_scores(scores_ne: &[f64], bias_e: &[f32], preferred_ne: Option<&[f64]>, settings: &Settings) -> Self {
         let num_experts = bias_e.len();
         let n = scores_ne.len() / num_experts;
         let topk = settings.topk;

@@ -118,7 +118,8 @@ impl Router {
         };
         let padding_n = input.padding_of_router(b, t);
         let preferred = self.training.preferred(&scores, &padding_n, (n, b), input);
-        let choice = Choice::of(&scores, &bias_e, preferred.as_deref(), &self.settings).with_padding(padding_n);
+        let choice =
+            Choice::from_scores(&scores, &bias_e, preferred.as_deref(), &self.settings).with_padding(padding_n);
         let injected = self.coefficients.losses(&choice, b, input);
         let device = logits_bte.device().without_autodiff();
         let (k, mut experts_nk) = (self.settings.topk, choice.experts_nk.clone());

@@ -209,7 +209,7 @@ fn settings_that_are_written_are_read_back() {
     for name in &golden_models() {
         let config = parse(&settings_of(name)).unwrap();
         let model_type = settings_of(name)["model_type"].as_str().unwrap().to_owned();
-        let family = families::of(&config, Some(&model_type)).unwrap();
+        let family = families::find(&config, Some(&model_type)).unwrap();
         assert_eq!(family.model_type(), model_type);
         let mut settings = family.settings(&config).unwrap();
         settings.insert("model_type".into(), json!(family.model_type()));
@@ -233,7 +233,7 @@ fn a_decoder_of_no_family_cannot_be_written_and_the_setting_is_named() {
             other => panic!("{other:?}"),
         }
     }
-    let error = families::of(&DecoderConfig { qk_l2_norm: true, ..llama }, None).unwrap_err().to_string();
+    let error = families::find(&DecoderConfig { qk_l2_norm: true, ..llama }, None).unwrap_err().to_string();
     for part in ["gpt2", "llama", "qwen3", "qk_l2_norm", "true", "false"] {
         assert!(error.contains(part), "{part}: {error}");
     }

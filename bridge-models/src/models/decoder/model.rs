@@ -213,7 +213,7 @@ impl Decoder {
             output_layer,
             last_layer,
             prediction,
-            rotary: Rotary::of(config, &context.device),
+            rotary: Rotary::from_config(config, &context.device),
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
                 hidden_size: config.hidden_size,

@@ -19,7 +19,7 @@ pub(super) struct Form {
 
 impl Form {
     /// Form of a micro-batch; `None` if it has extra tensors.
-    pub fn of(batch: &Batch) -> Option<Self> {
+    pub fn from_batch(batch: &Batch) -> Option<Self> {
         let counts_from = match &batch.positions {
             Positions::From(first) => Some(*first),
             Positions::Explicit(_) => None,

@@ -188,7 +188,7 @@ impl MicroBatchGraphs {
     /// Counts the form of a micro-batch.
     fn see(&mut self, batch: &Batch) -> Result<(), EngineError> {
         let extras = || batch.extras.keys().map(|name| name.to_string()).collect::<Vec<_>>().join(", ");
-        let form = Form::of(batch).ok_or_else(|| EngineError::ExtraTensors { found: extras() })?;
+        let form = Form::from_batch(batch).ok_or_else(|| EngineError::ExtraTensors { found: extras() })?;
         match self.seen.iter_mut().find(|(seen, _)| *seen == form) {
             Some((_, count)) => *count += 1,
             None => self.seen.push((form, 1)),
@@ -202,7 +202,7 @@ impl MicroBatchGraphs {
             self.see(batch)?;
         }
         let usual = self.seen.iter().max_by_key(|(_, count)| count).map(|(form, _)| form);
-        Ok(Form::of(batch).as_ref() == usual)
+        Ok(Form::from_batch(batch).as_ref() == usual)
     }
 
     /// Has the parameters where the graph reads them; one that was updated in place so far and is
@@ -230,7 +230,7 @@ impl MicroBatchGraphs {
         };
         let always = Scalar::new(1.0, &self.device).tensor;
         let loss = Scalar::new(0.0, &self.device).tensor;
-        let parameters = Parameters::of(chunk, &self.moving)?;
+        let parameters = Parameters::from_chunk(chunk, &self.moving)?;
         self.sums.restart(work.gradients.accumulation());
         // There is no dropout.
         let context = ForwardContext::new(batch.batch(), Mode::Train(Philox::new(0)));

@@ -26,14 +26,14 @@ pub(super) enum Settled {
 impl Parameters {
     /// Parameters of `chunk`, of which `moving` are updated elsewhere. Parameters that another
     /// thread allocated are copied by this one.
-    pub fn of(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
+    pub fn from_chunk(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
         make_here(chunk);
         let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
         let trained: BTreeSet<String> = trained.map(|parameter| parameter.name.clone()).collect();
         let (mut places, mut held) = (BTreeMap::new(), BTreeMap::new());
         let mut placeless = None;
         chunk.visit_wanted(&|name| trained.contains(name), &mut |name, value| {
-            match Place::of(&value) {
+            match Place::from_tensor(&value) {
                 Some(place) => places.insert(name.to_owned(), place),
                 None => {
                     placeless = Some(name.to_owned());
@@ -54,7 +54,7 @@ impl Parameters {
     pub fn settle(&self, chunk: &mut dyn ModelChunk) -> Settled {
         let (mut back, mut lost) = (BTreeMap::new(), Vec::new());
         chunk.visit_wanted(&|name| self.places.contains_key(name), &mut |name, value| {
-            if Place::of(&value).as_ref() == self.places.get(name) {
+            if Place::from_tensor(&value).as_ref() == self.places.get(name) {
                 return;
             }
             match self.held.get_key_value(name) {

@@ -47,7 +47,7 @@ impl Sums {
         }
         for (name, sum) in &self.tensors {
             match gradients.get(name) {
-                Some(earlier) if Place::of(earlier) == Place::of(sum) => {}
+                Some(earlier) if Place::from_tensor(earlier) == Place::from_tensor(sum) => {}
                 Some(earlier) => write_into(sum, &earlier.clone().cast(FloatDType::from(sum.dtype()))),
                 None => write_into(sum, &sum.zeros_like()),
             }

@@ -138,7 +138,7 @@ impl<'a> Transfers<'a> {
             let (direction, message) = transfer;
             let request = |tensor: BoundaryTensor| {
                 let tag = message.tag(direction);
-                let request = match TensorExchange::of(self.group, &self.format.device) {
+                let request = match TensorExchange::for_device(self.group, &self.format.device) {
                     Some(way) => {
                         let (dtype, len) = (self.format.sent_dtype(tensor.dtype), tensor.shape.iter().product());
                         Incoming::OnDevice(way.start_recv(dtype, len, message.peer, tag)?)
@@ -179,7 +179,7 @@ impl<'a> Transfers<'a> {
     pub fn send(&mut self, (direction, message): Transfer, boundary: Boundary) -> Result<(), CommError> {
         for tensor in boundary.into_tensors() {
             let tag = message.tag(direction);
-            self.sending.push_back(match TensorExchange::of(self.group, &self.format.device) {
+            self.sending.push_back(match TensorExchange::for_device(self.group, &self.format.device) {
                 Some(way) => {
                     let len = tensor.dims().iter().product::<usize>();
                     let wire = self.format.sent_dtype(tensor.dtype().into());

@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn what_is_cut_or_has_a_changed_bit_is_not_read() {
         let values: Vec<f32> = (0..21).map(|number| (number * number % 13) as f32).collect();
-        let best = Best::of(&values, (7, 2), 1.5);
+        let best = Best::select(&values, (7, 2), 1.5);
         let bytes = encode(99, &best);
         assert_eq!(decode(&bytes, 99, 3, 2), Some(best));
         assert_eq!(decode(&bytes, 98, 3, 2), None);

@@ -128,7 +128,7 @@ impl Reporter {
             return Ok(());
         }
         let (iteration, consumed_samples) = (start.step, start.consumed_train_samples);
-        let again = MadeAgain::of(&self.config, iteration);
+        let again = MadeAgain::from_resume(&self.config, iteration);
         let opened = open_sinks(&SinkContext { config: &self.config, run, iteration, consumed_samples, again })?;
         let lacking: Vec<String> = opened.iter().chain(&handed_in).filter_map(|sink| sink.missing_history()).collect();
         self.lock().sinks.splice(0..0, opened.into_iter().chain(handed_in));

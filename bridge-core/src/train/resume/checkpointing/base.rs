@@ -30,7 +30,7 @@ pub struct AdapterBase {
 
 impl AdapterBase {
     /// Reference to `base`.
-    pub(in crate::train) fn of(base: &Checkpoint) -> Self {
+    pub(in crate::train) fn from_checkpoint(base: &Checkpoint) -> Self {
         let metadata = base.metadata();
         let of_model = metadata.tensors.values().filter(|tensor| tensor.group == "model");
         let files: BTreeMap<&str, String> = of_model
@@ -39,7 +39,7 @@ impl AdapterBase {
             .collect();
         let listed: String = files.iter().map(|(file, checksum)| format!("{file} {checksum}\n")).collect();
         let path = std::path::absolute(base.path()).unwrap_or_else(|_| base.path().to_owned());
-        Self { path, iteration: base.iteration(), checksum: Checksum::of(listed.as_bytes()).to_string() }
+        Self { path, iteration: base.iteration(), checksum: Checksum::compute(listed.as_bytes()).to_string() }
     }
 
     /// Reference in `checkpoint`; `None` if it is a checkpoint of a whole model.
@@ -118,7 +118,7 @@ fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> R
             }
         }
     };
-    let found = AdapterBase::of(&base);
+    let found = AdapterBase::from_checkpoint(&base);
     let expected = named.map_or_else(|| "no adapter".to_owned(), |named| named.checksum);
     if expected == found.checksum {
         return Ok(base);

@@ -83,7 +83,7 @@ fn reference(
         }
     });
     agreement::agree(&run.groups, "loading the reference", loaded.map_err(ResumeError::from))?;
-    Ok((chunks, AdapterBase::of(checkpoint)))
+    Ok((chunks, AdapterBase::from_checkpoint(checkpoint)))
 }
 
 /// Opens the newest checkpoint of `checkpoint.pretrained_checkpoint`.

@@ -29,7 +29,7 @@ use crate::train::subsystems::contract::Loaded;
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), ResumeError> {
     let groups = run.groups.clone();
     let mut sources = Sources::new(&run.config, start, &groups)?;
-    let strictness = Strictness::of(&run.config);
+    let strictness = Strictness::from_config(&run.config);
     let mut unmatched = strictness.compare(&run.training.chunks, &sources, (&start.checkpoint, &groups))?;
     sources.leave(&unmatched.absent);
     let restored = restore_rank(run, start, &sources);
@@ -69,7 +69,7 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
         load_shards(run, sources)?;
     } else {
         for chunk in &mut run.training.chunks {
-            load_from(chunk.as_mut(), &|declaration| sources.of(declaration))?;
+            load_from(chunk.as_mut(), &|declaration| sources.checkpoint_for(declaration))?;
             if let (Some(base), Some(adapter)) = (sources.beginning(), &run.training.adapter) {
                 begin(chunk.as_mut(), adapter.as_ref(), base)?;
             }
@@ -198,7 +198,7 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resu
         for declaration in chunk.parameters().iter().filter(|declaration| declaration.trainable) {
             let name = declaration.name.as_str();
             let Some(range) = run.training.optimizer.distribution().state_range(name) else { continue };
-            let Some(checkpoint) = sources.of(declaration) else { continue };
+            let Some(checkpoint) = sources.checkpoint_for(declaration) else { continue };
             let master = format!("{OPTIMIZER_PREFIX}{MASTER}.{name}");
             let place = (&shards[name], range);
             let device = run.training.optimizer.state_device(name, &plain);
@@ -260,7 +260,7 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resum
     let declarations: BTreeMap<&str, &Declaration> = declarations.map(|info| (info.name.as_str(), info)).collect();
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let declaration = declarations[name.as_str()];
-        let Some(checkpoint) = sources.of(declaration) else {
+        let Some(checkpoint) = sources.checkpoint_for(declaration) else {
             // What is whole on each rank has its initial value.
             if declaration.is_float32() {
                 continue;

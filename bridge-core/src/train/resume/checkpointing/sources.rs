@@ -42,7 +42,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Checkpoint of a parameter; `None` for one with an initial value.
-    pub fn of(&self, declaration: &Declaration) -> Option<&Checkpoint> {
+    pub fn checkpoint_for(&self, declaration: &Declaration) -> Option<&Checkpoint> {
         if self.absent.contains(&declaration.name) {
             return None;
         }
@@ -71,7 +71,7 @@ impl<'a> Sources<'a> {
 
     /// Reference to the base in checkpoints, if there is one.
     pub fn adapter_base(&self) -> Option<AdapterBase> {
-        self.base.as_ref().or(self.beginning()).map(AdapterBase::of)
+        self.base.as_ref().or(self.beginning()).map(AdapterBase::from_checkpoint)
     }
 }
 

@@ -27,7 +27,7 @@ pub(in crate::train) struct Strictness {
 
 impl Strictness {
     /// Strictness of a recipe.
-    pub fn of(config: &RunConfig) -> Self {
+    pub fn from_config(config: &RunConfig) -> Self {
         let (allows_absent, compares_unused, compares) = match config.checkpoint.dist_ckpt_strictness {
             DistCkptStrictness::AssumeOkUnexpected => (false, false, false),
             DistCkptStrictness::RaiseUnexpected => (false, false, true),
@@ -67,7 +67,8 @@ impl Strictness {
             return Ok(Unmatched::default());
         }
         let declarations = || chunks.iter().flat_map(|chunk| chunk.parameters());
-        let is_absent = |info: &&Declaration| sources.of(info).is_some_and(|source| source.tensor(&info.name).is_err());
+        let is_absent =
+            |info: &&Declaration| sources.checkpoint_for(info).is_some_and(|source| source.tensor(&info.name).is_err());
         let absent: Vec<String> = declarations().filter(is_absent).map(|info| info.name.clone()).collect();
         let absent: BTreeSet<String> = agreement::gather(groups.world(), &absent)?.into_iter().flatten().collect();
         let mut unmatched = Unmatched { absent: absent.into_iter().collect(), unused: Vec::new() };

@@ -37,7 +37,7 @@ enum Place {
 
 impl Place {
     /// Place of the saves of the run `identity`; `None` if the recipe asks for no temporary saves.
-    fn of(settings: &CheckpointConfig, identity: &str) -> Option<Self> {
+    fn from_config(settings: &CheckpointConfig, identity: &str) -> Option<Self> {
         let save = settings.save.as_deref()?;
         Some(match settings.non_persistent_ckpt_type? {
             NonPersistentType::Global => Self::Global(match &settings.non_persistent_global_ckpt_dir {
@@ -90,7 +90,7 @@ impl Temporary {
         let named = if is_first { name_run(save) } else { Ok(()) };
         agreement::agree(groups, "naming the run", named)?;
         let identity = agreement::agree(groups, "reading the name of the run", identity(save))?.unwrap_or_default();
-        let Some(place) = Place::of(settings, &identity) else { return Ok(None) };
+        let Some(place) = Place::from_config(settings, &identity) else { return Ok(None) };
         let group = world.split(Some(0), world.rank(), "temporary saves")?.unwrap_or_else(|| world.clone());
         let writer = match &place {
             Place::Global(root) => {
@@ -200,7 +200,7 @@ fn newest_in(root: &Path) -> Option<u64> {
 /// whole is not looked at.
 pub(in crate::train) fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
     let save = settings.save.as_deref()?;
-    let temporary = identity(save).ok().flatten().and_then(|identity| Place::of(settings, &identity));
+    let temporary = identity(save).ok().flatten().and_then(|identity| Place::from_config(settings, &identity));
     let temporary = temporary.and_then(|place| match place {
         Place::Global(folder) => newest_in(&folder),
         Place::Pieces(folder) => {
@@ -232,7 +232,7 @@ pub(super) fn find_newer(
         return Ok((None, Vec::new()));
     };
     let identity = agreement::agree(groups, "reading the name of the run", identity(save))?;
-    let place = identity.and_then(|identity| Place::of(settings, &identity));
+    let place = identity.and_then(|identity| Place::from_config(settings, &identity));
     match place {
         None => Ok((None, Vec::new())),
         Some(Place::Global(root)) => find_global(&root, groups, above),
@@ -310,7 +310,7 @@ mod tests {
             non_persistent_ckpt_type: Some(NonPersistentType::InMemory),
             ..CheckpointConfig::default()
         };
-        let place = Place::of(&settings, &name).unwrap();
+        let place = Place::from_config(&settings, &name).unwrap();
         assert_eq!(place.folder(), Path::new("/dev/shm").join(format!("bridge-{name}")));
         std::fs::write(save.path().join(IDENTITY_FILE), "../../etc").unwrap();
         assert!(identity(save.path()).is_err(), "a name is no path");

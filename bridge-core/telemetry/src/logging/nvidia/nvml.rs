@@ -38,7 +38,7 @@ impl Gpu {
     /// If there is no such library or device, in words.
     pub fn open(index: usize) -> Result<Self, String> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-        Self::of_library(LIBRARY, &Name::of(index, visible.as_deref())?)
+        Self::of_library(LIBRARY, &Name::from_index(index, visible.as_deref())?)
     }
 
     fn of_library(path: &str, name: &Name) -> Result<Self, String> {
@@ -118,7 +118,7 @@ enum Name {
 
 impl Name {
     /// The device that CUDA calls `index` where these are visible.
-    fn of(index: usize, visible: Option<&str>) -> Result<Self, String> {
+    fn from_index(index: usize, visible: Option<&str>) -> Result<Self, String> {
         let named = match visible {
             None => index.to_string(),
             Some(list) => {
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn visible_devices_are_numbered_anew() {
-        let of = |index, visible| Name::of(index, visible);
+        let of = |index, visible| Name::from_index(index, visible);
         assert_eq!(of(3, None), Ok(Name::Index(3)));
         assert_eq!(of(1, Some("5, 2")), Ok(Name::Index(2)));
         assert_eq!(of(0, Some("GPU-7")), Ok(Name::Uuid(c"GPU-7".into())));

@@ -66,7 +66,7 @@ impl DataStore {
 #[cfg(test)]
 impl DataStore {
     /// A log in a file that has so much of it.
-    pub fn of(file: File, length: u64) -> Self {
+    pub fn from_file(file: File, length: u64) -> Self {
         Self { file, length }
     }
 
