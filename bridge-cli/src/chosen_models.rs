@@ -139,7 +139,7 @@ impl Models {
 /// The model `name` with an adapter that stands elsewhere.
 fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel, Failure> {
     let (root, path) = (locate(name)?, locate(adapter)?);
-    let needs = |expected: &str, of: &str| needs((name, expected), (adapter, of));
+    let needs = |expected: &str, of: &str| needs(name, expected, adapter, of);
     if !PeftAdapter::is_in(&path) {
         let checkpoint = open_adapter_checkpoint(&path, adapter)?;
         if is_foreign(&root) {
@@ -158,7 +158,7 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
 }
 
 /// A base that an adapter does not go with.
-fn needs((base, expected): (&Path, &str), (adapter, of): (&Path, &str)) -> Failure {
+fn needs(base: &Path, expected: &str, adapter: &Path, of: &str) -> Failure {
     Failure::input(format!("{}: expected {expected}, as {} is an adapter {of}", base.display(), adapter.display()))
 }
 
@@ -185,7 +185,7 @@ fn of_folders(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> Resul
         let path = locate(folder)?;
         if !PeftAdapter::is_in(&path) {
             open_adapter_checkpoint(&path, folder)?;
-            return Err(needs((base, "the checkpoint that it was trained on"), (folder, "in Bridge's format")));
+            return Err(needs(base, "the checkpoint that it was trained on", folder, "in Bridge's format"));
         }
         let adapter = PeftAdapter::open(&path, &model).and_then(|adapter| set.add_peft(name, &adapter));
         adapter.map_err(|error| Failure::input(error).about(name))?;
@@ -201,7 +201,7 @@ fn of_checkpoints(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> R
     for (_, folder) in adapters {
         let path = locate(folder)?;
         if PeftAdapter::is_in(&path) {
-            return Err(needs((base, "a Hugging Face folder"), (folder, "in peft's format")));
+            return Err(needs(base, "a Hugging Face folder", folder, "in peft's format"));
         }
         opened.push(Adapted::from_checkpoint(open_adapter_checkpoint(&path, folder)?, &root)?);
     }

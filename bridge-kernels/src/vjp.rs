@@ -257,7 +257,8 @@ fn record<B: VjpOps + Lift, C: CheckpointStrategy>(
     value: FloatTensor<B>,
     parents: Parents,
     blank: &FloatTensor<Autodiff<B, C>>,
-    (role, pullback): (Role, &Pullback),
+    role: Role,
+    pullback: &Pullback,
 ) -> FloatTensor<Autodiff<B, C>> {
     let (guards, parcels): (Vec<_>, Vec<_>) = parents.into_iter().unzip();
     let mut guards = guards.into_iter();
@@ -274,19 +275,24 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
         let blank = outputs[0].clone();
         let guards = inputs.0.into_iter().map(|input| input.into_parts().1);
         let mut parents: Parents = guards.enumerate().map(|(i, guard)| (guard, Parcel::Gradient(i))).collect();
-        let below = |parents, role| record::<B, C>(blank.primitive().clone(), parents, &blank, (role, &pullback));
+        let below = |parents, role| record::<B, C>(blank.primitive().clone(), parents, &blank, role, &pullback);
         while parents.len() > SLOTS {
             let rest = parents.split_off(parents.len() - SLOTS);
             parents.push((below(rest, Role::Relay).into_parts().1, Parcel::Signal));
         }
         if outputs.len() == 1 {
             let value = outputs.remove(0).into_primitive();
-            return Tensors(vec![record::<B, C>(value, parents, &blank, (Role::Whole, &pullback))]);
+            return Tensors(vec![record::<B, C>(value, parents, &blank, Role::Whole, &pullback)]);
         }
         let core = below(parents, Role::Core);
         let node = |(i, output): (usize, FloatTensor<Self>)| {
-            let role = (Role::Output(i), &pullback);
-            record::<B, C>(output.into_primitive(), vec![(core.node(), Parcel::Signal)], &blank, role)
+            record::<B, C>(
+                output.into_primitive(),
+                vec![(core.node(), Parcel::Signal)],
+                &blank,
+                Role::Output(i),
+                &pullback,
+            )
         };
         Tensors(outputs.into_iter().enumerate().map(node).collect())
     }

@@ -111,7 +111,7 @@ fn series(ask: &Ask, chosen: &[Arc<Entry>]) -> Result<Answer, Answer> {
     for entry in chosen {
         entry.prepare();
         let curve = entry.read(|known| {
-            let found = buckets(known.table(), (ask.text("kind"), ask.text("name")), axis, wide, count)?;
+            let found = buckets(known.table(), ask.text("kind"), ask.text("name"), axis, wide, count)?;
             let mut curve = of_buckets(&found, is_smoothed);
             curve["version"] = known.version.into();
             curve["whole"] = (known.reading == Reading::Whole).into();

@@ -61,7 +61,9 @@ fn with_head(head: LinearForLastLayer) -> Registry {
 
 fn train_with(
     folder: &Path,
-    (recipe, ranks, overrides): (&str, usize, &[&str]),
+    recipe: &str,
+    ranks: usize,
+    overrides: &[&str],
     program: impl Fn(RunOptions) -> RunOptions + Send + Sync,
 ) -> Result<(), String> {
     let config = config(folder, recipe, ranks, overrides);
@@ -72,17 +74,17 @@ fn train_with(
     .map_err(|error| error.to_string())
 }
 
-fn train(folder: &Path, head: LinearForLastLayer, (recipe, ranks, overrides): (&str, usize, &[&str])) {
+fn train(folder: &Path, head: LinearForLastLayer, recipe: &str, ranks: usize, overrides: &[&str]) {
     let program =
         |options: RunOptions| RunOptions { forward_step: Box::new(Regression), registry: with_head(head), ..options };
-    train_with(folder, (recipe, ranks, overrides), program).unwrap();
+    train_with(folder, recipe, ranks, overrides, program).unwrap();
 }
 
 const THREE: LinearForLastLayer = LinearForLastLayer { output_size: 3, bias: true, dropout: 0.0 };
 
 fn run(head: LinearForLastLayer, what: (&str, usize, &[&str])) -> (Vec<f64>, Vec<f64>) {
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), head, what);
+    train(folder.path(), head, what.0, what.1, what.2);
     figures(folder.path())
 }
 
@@ -139,9 +141,9 @@ fn it_goes_on_bit_for_bit_and_on_another_layout() {
     let head = LinearForLastLayer { dropout: 0.1, ..THREE };
     for (ranks, layout) in [(1, &[][..]), (2, &[TENSOR, "model.sequence_parallel=true"]), (2, &[STAGES]), (2, &FULL)] {
         let (whole, halves) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        train(whole.path(), head, ("tiny.toml", ranks, layout));
-        train(halves.path(), head, ("tiny.toml", ranks, &[layout, &["train.exit_interval=2"]].concat()));
-        train(halves.path(), head, ("tiny.toml", ranks, layout));
+        train(whole.path(), head, "tiny.toml", ranks, layout);
+        train(halves.path(), head, "tiny.toml", ranks, &[layout, &["train.exit_interval=2"]].concat());
+        train(halves.path(), head, "tiny.toml", ranks, layout);
         assert_eq!(figures(halves.path()), figures(whole.path()), "{layout:?}");
         let [a, b] = [&whole, &halves].map(|folder| checkpoint(folder.path(), 4));
         let names: Vec<&str> = a.names_in("model").collect();
@@ -154,8 +156,8 @@ fn it_goes_on_bit_for_bit_and_on_another_layout() {
     }
     // Saved by two stages, gone on with by tensor-parallel ranks.
     let (single, folder) = (run(THREE, ("tiny.toml", 1, &[])), tempfile::tempdir().unwrap());
-    train(folder.path(), THREE, ("tiny.toml", 2, &[STAGES, "train.exit_interval=2"]));
-    train(folder.path(), THREE, ("tiny.toml", 2, &[TENSOR]));
+    train(folder.path(), THREE, "tiny.toml", 2, &[STAGES, "train.exit_interval=2"]);
+    train(folder.path(), THREE, "tiny.toml", 2, &[TENSOR]);
     assert_close(&records_in(&folder.path().join("logs"), "train"), &single.0[..4], "another layout");
 }
 
@@ -168,7 +170,7 @@ fn it_begins_on_a_base_and_trains_beside_an_adapter() {
     let from = of_base(base.path());
     for recipe in ["tiny.toml", "tiny-lora.toml"] {
         let single = tempfile::tempdir().unwrap();
-        train(single.path(), head, (recipe, 1, &[&from]));
+        train(single.path(), head, recipe, 1, &[&from]);
         for (ranks, layout) in
             [(2, &[TENSOR, "model.sequence_parallel=true"][..]), (2, &[STAGES]), (2, &[]), (2, &FULL[..])]
         {
@@ -182,8 +184,8 @@ fn it_begins_on_a_base_and_trains_beside_an_adapter() {
         assert_eq!(names.iter().all(|name| name.contains(".adapter.") || *name == "last_layer.weight"), is_adapter);
         // Stopped and resumed.
         let halves = tempfile::tempdir().unwrap();
-        train(halves.path(), head, (recipe, 1, &[&from, "train.exit_interval=2"]));
-        train(halves.path(), head, (recipe, 1, &[&from]));
+        train(halves.path(), head, recipe, 1, &[&from, "train.exit_interval=2"]);
+        train(halves.path(), head, recipe, 1, &[&from]);
         assert_eq!(figures(halves.path()), figures(single.path()), "{recipe}, resumed");
         if !is_adapter {
             // A run that begins with a value model has the value of its tokens, not a new head's.
@@ -197,7 +199,7 @@ fn it_begins_on_a_base_and_trains_beside_an_adapter() {
 fn what_needs_the_projection_is_refused() {
     let refusal = |overrides: &[&str], program: &(dyn Fn(RunOptions) -> RunOptions + Send + Sync)| {
         let folder = tempfile::tempdir().unwrap();
-        train_with(folder.path(), ("tiny.toml", 2, overrides), program).unwrap_err()
+        train_with(folder.path(), "tiny.toml", 2, overrides, program).unwrap_err()
     };
     let head = || with_head(LinearForLastLayer::VALUE_HEAD);
     let no_loss = refusal(&[STAGES], &|options| RunOptions { registry: head(), ..options });
@@ -211,7 +213,7 @@ fn what_needs_the_projection_is_refused() {
     assert!(taught.contains("distillation") && taught.contains("needs logits"), "{taught}");
     // A checkpoint with a head is not one of a plain model.
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), LinearForLastLayer::VALUE_HEAD, ("tiny.toml", 1, &["train.exit_interval=2"]));
-    let plain = train_with(folder.path(), ("tiny.toml", 1, &[]), |options| options).unwrap_err();
+    train(folder.path(), LinearForLastLayer::VALUE_HEAD, "tiny.toml", 1, &["train.exit_interval=2"]);
+    let plain = train_with(folder.path(), "tiny.toml", 1, &[], |options| options).unwrap_err();
     assert!(plain.contains("output_layer.weight"), "{plain}");
 }

@@ -33,7 +33,8 @@ const TOKENS: usize = 48;
 pub fn export(
     adapted: &Adapted,
     output: &Path,
-    (base, force): (Option<&str>, Force),
+    base: Option<&str>,
+    force: Force,
     speech: &Speech,
 ) -> Result<u8, Failure> {
     let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| output.join(name));

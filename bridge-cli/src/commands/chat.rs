@@ -68,7 +68,7 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     let device = select_device(&arguments.device).map_err(Failure::input)?;
     let models = Models::open(&arguments.model, &device)?;
     let chosen = models.choose(arguments.chosen.as_slice(), 1)?[0].model;
-    let speaker = Speaker::new(chosen, (arguments.model.model.as_path(), &device))?;
+    let speaker = Speaker::new(chosen, arguments.model.model.as_path(), &device)?;
     if matches!(speaker.script, Script::Plain) && arguments.system.is_some() {
         return Err(Failure::input("--system: only models with a chat template have a place for it"));
     }
@@ -119,7 +119,7 @@ struct Speaker<'a> {
 
 impl<'a> Speaker<'a> {
     /// A model that answers. `name` is how the user calls it.
-    fn new(model: &'a LoadedModel, (name, device): (&Path, &'a Device)) -> Result<Self, Failure> {
+    fn new(model: &'a LoadedModel, name: &Path, device: &'a Device) -> Result<Self, Failure> {
         let tokenizer = model.tokenizer_of(name)?;
         let script = match &model.chat_template {
             Some(template) => Script::Template(template),
@@ -189,8 +189,9 @@ impl Chat<'_> {
             }
             Some(("/adapter", name)) => {
                 let chosen = self.models.choose(&[name.trim().to_owned()], 1);
-                let place = (self.arguments.model.model.as_path(), self.speaker.device);
-                match chosen.and_then(|chosen| Speaker::new(chosen[0].model, place)) {
+                match chosen.and_then(|chosen| {
+                    Speaker::new(chosen[0].model, self.arguments.model.model.as_path(), self.speaker.device)
+                }) {
                     Ok(speaker) => {
                         self.speaker = speaker;
                         eprintln!("`{}` goes on with the conversation", name.trim());
@@ -225,8 +226,14 @@ impl Chat<'_> {
         let max_positions = model.config.max_position_embeddings;
         let wanted = self.arguments.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let sampling = &self.arguments.sampling;
-        let ends = (wanted.min(prompt.room(max_positions)), stop_tokens.clone());
-        let options = sampling.options((model, *tokenizer), (&prompt, self.answers), ends);
+        let options = sampling.options(
+            model,
+            *tokenizer,
+            &prompt,
+            self.answers,
+            wanted.min(prompt.room(max_positions)),
+            stop_tokens.clone(),
+        );
         let request = Request { prompt: &prompt, options, stop: &sampling.stop_texts(&model.generation) };
         self.answers += 1;
         let is_json = self.form == ErrorForm::Json;

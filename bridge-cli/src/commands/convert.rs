@@ -140,7 +140,10 @@ fn num_bytes(text: &str) -> Result<usize, String> {
 fn export(
     source: &Path,
     output: &Path,
-    (dtype, max_shard_size, base, force): (Dtype, usize, Option<&str>, Force),
+    dtype: Dtype,
+    max_shard_size: usize,
+    base: Option<&str>,
+    force: Force,
     speech: &Speech,
 ) -> Result<u8, Failure> {
     if let Some(adapted) = Adapted::find(source)? {
@@ -156,7 +159,7 @@ fn export(
                 source.display()
             )));
         }
-        return adapters::export(&adapted, output, (base, force), speech);
+        return adapters::export(&adapted, output, base, force, speech);
     }
     if base.is_some() {
         return Err(Failure::input(format!("--base: {} is a whole model, not an adapter on a base", source.display())));
@@ -204,7 +207,7 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
         }
         Command::Export { checkpoint, output, dtype, max_shard_size, base, force } => {
             force.outside(checkpoint, output)?;
-            export(checkpoint, output, (*dtype, *max_shard_size, base.as_deref(), *force), speech)
+            export(checkpoint, output, *dtype, *max_shard_size, base.as_deref(), *force, speech)
         }
         Command::Merge { adapter, output, force } => {
             force.outside(adapter, output)?;
@@ -377,7 +380,7 @@ fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> R
     let files = companions(&found)?;
     let config = found.config();
     let (family, _) = family_of(&found)?;
-    let mut exporter = GgufExporter::new(output, (family, config), dtype, &files).map_err(Failure::input)?;
+    let mut exporter = GgufExporter::new(output, family, config, dtype, &files).map_err(Failure::input)?;
     for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
     exporter.finish().map_err(Failure::input)?;
     wrote(output, config.num_parameters() as u64, speech);

@@ -153,8 +153,7 @@ impl Speaker<'_> {
         let max_tokens = arguments.max_tokens.unwrap_or(wanted.min(prompt.room(model.config.longest_sequence())));
         let stop_tokens = if arguments.chat { stop_tokens(model, self.tokenizer) } else { model.stop_tokens.clone() };
         let memory = if arguments.no_state { Memory::Nothing } else { Memory::State };
-        let ends = (max_tokens, stop_tokens);
-        let options = arguments.sampling.options((model, self.tokenizer), (prompt, sample), ends);
+        let options = arguments.sampling.options(model, self.tokenizer, prompt, sample, max_tokens, stop_tokens);
         GenerateOptions { memory, ..options }
     }
 

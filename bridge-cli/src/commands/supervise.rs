@@ -72,7 +72,8 @@ fn exit_code(code: Option<i32>) -> u8 {
 pub fn supervise(
     max_restarts: u32,
     worlds: &Worlds,
-    (settings, log_dir): (&CheckpointConfig, &Path),
+    settings: &CheckpointConfig,
+    log_dir: &Path,
     monitored: Option<&Path>,
 ) -> Result<u8, Failure> {
     // What `nohup` has said to ignore stays ignored.
@@ -88,8 +89,8 @@ pub fn supervise(
     let mut arguments = worlds.next().map_err(Failure::run)?;
     loop {
         let monitor = monitored.map(Monitor::open).transpose()?;
-        let given = (&arguments[..], &progress.overrides()[..]);
-        let status = run_once(&signals, monitor.as_ref(), (restarts, &mut told), given)?;
+        let status =
+            run_once(&signals, monitor.as_ref(), restarts, &mut told, &arguments[..], &progress.overrides()[..])?;
         told.take_down(monitor.as_ref());
         let (code, why) = match End::from_status(status) {
             End::Final(code) => return Ok(code),
@@ -168,8 +169,10 @@ impl Told<'_> {
 fn run_once(
     signals: &SignalWatcher,
     monitor: Option<&Monitor>,
-    (restarts, told): (u32, &mut Told),
-    (arguments, overrides): (&[OsString], &[String]),
+    restarts: u32,
+    told: &mut Told,
+    arguments: &[OsString],
+    overrides: &[String],
 ) -> Result<ExitStatus, Failure> {
     let program = std::env::current_exe().map_err(Failure::run)?;
     let mut run = Command::new(program);

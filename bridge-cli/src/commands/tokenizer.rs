@@ -58,7 +58,8 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
     let trained = train_tokenizer(
         &source,
         &params,
-        (&train.output, train.force.overwrite()),
+        &train.output,
+        train.force.overwrite(),
         &Bar::new("training tokenizer", &sink),
     )
     .map_err(Failure::input)?;

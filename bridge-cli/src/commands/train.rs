@@ -193,7 +193,7 @@ impl Arguments {
                 let named = || PathBuf::from("runs").join(recipe.name.as_deref().unwrap_or("run"));
                 let log_dir = recipe.logger.log_dir.clone().unwrap_or_else(named);
                 let monitored = is_monitored.then_some(save.as_path());
-                supervise(max_restarts, &worlds, (&recipe.checkpoint, &log_dir), monitored)
+                supervise(max_restarts, &worlds, &recipe.checkpoint, &log_dir, monitored)
             }
             None => Err(Failure::input("--max-restarts needs checkpoint.save: a run that saves nothing begins again")),
         }

@@ -70,9 +70,12 @@ impl SamplingArguments {
     /// Generation options of sample `number`, with the tokens that end it.
     pub fn options(
         &self,
-        (model, tokenizer): (&LoadedModel, &dyn Tokenizer),
-        (prompt, number): (&Prompt, u64),
-        (max_new_tokens, stop_tokens): (usize, Vec<i64>),
+        model: &LoadedModel,
+        tokenizer: &dyn Tokenizer,
+        prompt: &Prompt,
+        number: u64,
+        max_new_tokens: usize,
+        stop_tokens: Vec<i64>,
     ) -> GenerateOptions {
         let given = &model.generation;
         let rules = given.rules(prompt.positions(model));

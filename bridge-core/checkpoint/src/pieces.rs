@@ -165,7 +165,7 @@ impl PiecesWriter {
         let (run, description) = self.describe(snapshot, written)?;
         let held = self.agree("copying shards of its peers", self.replicate(staging.folder(), &description)?)?;
         let shards = description.shards.concat();
-        let completed = staging.complete(&run, (&shards, &held), description.saved_at_unix_seconds);
+        let completed = staging.complete(&run, &shards, &held, description.saved_at_unix_seconds);
         self.agree("completing a piece", completed)?;
         Ok(held.iter().map(|shard| shard.size).sum())
     }

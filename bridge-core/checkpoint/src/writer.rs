@@ -165,7 +165,7 @@ impl CheckpointWriter {
         shards: &[WrittenShard],
     ) -> Result<SaveReport, CheckpointError> {
         let saved_at = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        let outcome = staging.complete(run, (shards, shards), saved_at).and_then(|(checksum, bytes)| {
+        let outcome = staging.complete(run, shards, shards, saved_at).and_then(|(checksum, bytes)| {
             self.make_latest(&staging, checksum)?;
             self.mark_best(run.best)?;
             Ok(bytes)
@@ -345,7 +345,8 @@ impl Staging {
     pub(super) fn complete(
         &self,
         run: &RunFiles,
-        (shards, held): (&[WrittenShard], &[WrittenShard]),
+        shards: &[WrittenShard],
+        held: &[WrittenShard],
         saved_at_unix_seconds: u64,
     ) -> Result<(Checksum, u64), CheckpointError> {
         if run.train_state.step != self.iteration {

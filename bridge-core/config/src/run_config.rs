@@ -351,7 +351,8 @@ impl RunConfig {
     pub(super) fn new(
         resolved: Resolved,
         recipe: RecipeConfig,
-        (mut warnings, idle): (Vec<String>, ConfigErrors),
+        mut warnings: Vec<String>,
+        idle: ConfigErrors,
         origins: Origins,
     ) -> Self {
         warnings.extend(idle.iter().map(ConfigError::sentence));

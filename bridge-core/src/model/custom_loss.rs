@@ -126,7 +126,7 @@ impl CustomLossCall {
     }
 
     /// The loss of what a head can compute.
-    pub fn loss_sum(&self, (batch, mode): (&Batch, Mode), parts: &dyn OutputParts) -> Tensor<1> {
+    pub fn loss_sum(&self, batch: &Batch, mode: Mode, parts: &dyn OutputParts) -> Tensor<1> {
         self.is_used.store(true, Ordering::Relaxed);
         self.loss.loss_sum(&ModelOutputs { batch, mode, parts, figures: &self.figures })
     }

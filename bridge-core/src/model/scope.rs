@@ -226,7 +226,7 @@ impl Scope {
         initial: Initial,
         role: ParameterRole,
     ) -> Param<Tensor<D>> {
-        self.declare(name, shape, (cut, initial, role), None).0
+        self.declare(name, shape, cut, initial, role, None).0
     }
 
     /// Declares the weight of the linear layer at this scope, whose name it has, as
@@ -237,8 +237,7 @@ impl Scope {
     pub fn linear_weight(&self, layer: &LinearLayer, initial: Initial) -> LinearParameter {
         let quantization = self.shared.adapter.as_ref().and_then(|adapter| adapter.quantization(layer));
         let shape = [layer.outputs, layer.inputs];
-        let (param, quantized) =
-            self.declare("weight", shape, (layer.cut, initial, ParameterRole::Weight), quantization);
+        let (param, quantized) = self.declare("weight", shape, layer.cut, initial, ParameterRole::Weight, quantization);
         let eight_bits = self.shared.adapter.as_ref().and_then(|adapter| adapter.eight_bits(self.layer));
         if eight_bits.is_some_and(|layer| layer.rule.is_one_cast()) {
             self.shared.table.borrow_mut().add_cast(&self.name("weight"));
@@ -275,7 +274,7 @@ impl Scope {
         let adapter = self.shared.adapter.as_ref();
         let quantization = adapter.and_then(|adapter| adapter.table_quantization(&self.name(name)));
         let (param, quantized) =
-            self.declare(name, shape, (TensorPartition::VocabularyRows, initial, role), quantization);
+            self.declare(name, shape, TensorPartition::VocabularyRows, initial, role, quantization);
         LinearParameter { param, quantized, eight_bits: None }
     }
 
@@ -284,7 +283,9 @@ impl Scope {
         &self,
         name: &str,
         shape: [usize; D],
-        (cut, initial, role): (TensorPartition, Initial, ParameterRole),
+        cut: TensorPartition,
+        initial: Initial,
+        role: ParameterRole,
         quantization: Option<Quantization>,
     ) -> (Param<Tensor<D>>, Option<QuantizedValues>) {
         let placement = cut.placement(&shape, self.place(), self.replicas);
@@ -313,7 +314,7 @@ impl Scope {
         let quantized = declaration.quantization.map(QuantizedValues::new);
         let id = ParamId::new();
         let param = match &self.shared.values {
-            Some(values) => values.parameter(id, &declaration, (local, initial), quantized.as_ref()),
+            Some(values) => values.parameter(id, &declaration, local, initial, quantized.as_ref()),
             None => without_value(id, local),
         };
         let mut table = self.shared.table.borrow_mut();
@@ -335,7 +336,8 @@ impl Values {
         &self,
         id: ParamId,
         declaration: &Declaration,
-        (local, initial): ([usize; D], Initial),
+        local: [usize; D],
+        initial: Initial,
         quantized: Option<&QuantizedValues>,
     ) -> Param<Tensor<D>> {
         let dtype = if declaration.is_float32() { DType::F32 } else { DType::from(self.dtype) };

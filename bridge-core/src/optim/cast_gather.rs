@@ -196,10 +196,12 @@ pub(super) fn decoded_there(bucket: &Bucket, codes: &Tensor<1>, casts: &[WeightC
 
 /// One weight out of a gathered bucket.
 pub(super) fn decoded(
-    (bucket, entry): (&Bucket, &BucketEntry),
+    bucket: &Bucket,
+    entry: &BucketEntry,
     codes: &[u8],
     cast: WeightCast,
-    (device, dtype): (&Device, DType),
+    device: &Device,
+    dtype: DType,
 ) -> Tensor<1> {
     let of_rank = |rank: usize| {
         let Range { start, end } = bucket.within_part(entry, rank);

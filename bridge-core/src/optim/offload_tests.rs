@@ -147,9 +147,9 @@ fn ranges_that_ranks_own_are_moved_too() {
     for (algorithm, dtype) in cases {
         for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             let settings = DistributionSettings { sharding, ..DistributionSettings::default() };
-            let plain = train_with(&algorithm, (3, 1), dtype, settings, None);
+            let plain = train_with(&algorithm, 3, 1, dtype, settings, None);
             for transfers in WAYS {
-                let found = train_with(&algorithm, (3, 1), dtype, settings, share(0.4, transfers));
+                let found = train_with(&algorithm, 3, 1, dtype, settings, share(0.4, transfers));
                 for (rank, (found, plain)) in found.iter().zip(&plain).enumerate() {
                     let what = format!("{algorithm:?}, {dtype:?}, {sharding:?}, {transfers:?}, rank {rank}");
                     assert!(found.values == plain.values, "{what}: parameters differ");

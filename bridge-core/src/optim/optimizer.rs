@@ -198,7 +198,7 @@ impl Optimizer {
     ) -> Result<StepOutcome, CommError> {
         gradients.settle();
         let squares = self.distribution.squares(gradients).finish().into_iter().sum();
-        self.step_with_grad_norm_sq(squares, (chunks, gradients), rates, scales)
+        self.step_with_grad_norm_sq(squares, chunks, gradients, rates, scales)
     }
 
     /// [`step`](Self::step) where the sum of the [squares](Distribution::squares) of the gradients
@@ -212,7 +212,8 @@ impl Optimizer {
     pub fn step_with_grad_norm_sq(
         &mut self,
         squares: f64,
-        (chunks, gradients): (&mut [Box<dyn ModelChunk>], &mut GradientBuffer),
+        chunks: &mut [Box<dyn ModelChunk>],
+        gradients: &mut GradientBuffer,
         rates: &[GroupRates],
         scales: StepScales,
     ) -> Result<StepOutcome, CommError> {
@@ -245,7 +246,7 @@ impl Optimizer {
             let mut arriving = self.bring_down(gradients, &mut visit);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
-                let value = self.update(&name, value, (&mut *gradients, &mut arriving), &step);
+                let value = self.update(&name, value, &mut *gradients, &mut arriving, &step);
                 updated.insert(name, value);
             }
             self.finish_batch();
@@ -263,7 +264,7 @@ impl Optimizer {
             let mut arriving = self.bring_down(gradients, &mut visit);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
-                    true => self.update(name, value, (&mut *gradients, &mut arriving), &step).into(),
+                    true => self.update(name, value, &mut *gradients, &mut arriving, &step).into(),
                     false => Replacement::Kept,
                 });
             }
@@ -342,7 +343,8 @@ impl Optimizer {
         &mut self,
         name: &str,
         value: Tensor<1>,
-        (gradients, arriving): (&mut GradientBuffer, &mut Arriving),
+        gradients: &mut GradientBuffer,
+        arriving: &mut Arriving,
         step: &Step<'_>,
     ) -> Tensor<1> {
         if !self.offload.has(name) {
@@ -385,7 +387,7 @@ impl Optimizer {
             return slot.update_reduced(algorithm, formats, value, gradient, &step, scales);
         }
         let dtype = value.dtype();
-        let (updated, rounded) = slot.update((algorithm, self.batch.as_mut()), value, gradient, &step);
+        let (updated, rounded) = slot.update(algorithm, self.batch.as_mut(), value, gradient, &step);
         if dtype == DType::F32 {
             return updated;
         }

@@ -68,7 +68,7 @@ impl Gathered {
     fn parameter(&self, bucket: &Bucket, place: usize, entry: &BucketEntry) -> Tensor<1> {
         match self {
             Self::OnHost { values: HostBuffer::U8(codes), device, dtype, casts } => {
-                decoded((bucket, entry), codes, casts[place], (device, *dtype))
+                decoded(bucket, entry, codes, casts[place], device, *dtype)
             }
             Self::OnHost { values, device, dtype, .. } => one_of(bucket, entry, values, device, *dtype),
             Self::OnDevice(values) => parameter_of(bucket, entry, values),

@@ -77,7 +77,7 @@ fn whole_state(optimizer: &mut Optimizer, chunks: &mut [Box<dyn ModelChunk>]) ->
 }
 
 fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: DistributionSettings) -> Vec<Trained> {
-    train_with(algorithm, (ranks, 1), dtype, settings, None)
+    train_with(algorithm, ranks, 1, dtype, settings, None)
 }
 
 /// Through copies in host memory, or in the memory itself; and what gradients travel in.
@@ -93,13 +93,14 @@ fn train_instances(
     dtype: FloatDType,
     settings: DistributionSettings,
 ) -> Vec<Trained> {
-    train_with(algorithm, (ranks, instances), dtype, settings, None)
+    train_with(algorithm, ranks, instances, dtype, settings, None)
 }
 
 /// With states in host memory.
 pub(super) fn train_with(
     algorithm: &Algorithm,
-    (ranks, instances): (usize, usize),
+    ranks: usize,
+    instances: usize,
     dtype: FloatDType,
     settings: DistributionSettings,
     offload: Option<OffloadSettings>,

@@ -56,7 +56,8 @@ impl Slot {
     /// where a batch makes that. The gradient is float32, or of 16 bits where the parameter is.
     pub fn update(
         &mut self,
-        (algorithm, batch): (&Algorithm, Option<&mut Box<dyn UpdateBatch>>),
+        algorithm: &Algorithm,
+        batch: Option<&mut Box<dyn UpdateBatch>>,
         value: Tensor<1>,
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,

@@ -91,7 +91,9 @@ struct StageSeconds {
 pub(super) fn estimate(
     setup: &Setup<'_>,
     rates: &Rates,
-    (stages, pipeline, flops): (&[StagePlan], &Pipeline, &Flops),
+    stages: &[StagePlan],
+    pipeline: &Pipeline,
+    flops: &Flops,
 ) -> Estimate {
     let links = Links::new(setup, rates);
     let seconds: Vec<StageSeconds> = stages.iter().map(|stage| of_stage(setup, rates, &links, stage)).collect();

@@ -188,12 +188,12 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
     let regions = chunk_regions(setup, chunk);
     let kept_of = |region: &Region| match region.recomputed {
         true => chunk.costs[region.segments.start].input * bytes.stream,
-        false => region.segments.clone().map(|segment| kept(setup, chunk, (segment, region)).0).sum::<u64>(),
+        false => region.segments.clone().map(|segment| kept(setup, chunk, segment, region).0).sum::<u64>(),
     };
     let mut before: u64 = regions.iter().map(kept_of).sum();
     let (mut moments, mut summed) = (Vec::with_capacity(chunk.costs.len()), 0_u64);
     for region in regions.iter().rev() {
-        let kept_by = |segment: usize| kept(setup, chunk, (segment, region)).0;
+        let kept_by = |segment: usize| kept(setup, chunk, segment, region).0;
         before -= kept_of(region);
         let (mut fresh, mut left) = (0, region.segments.clone().map(kept_by).sum::<u64>());
         for segment in region.segments.clone().rev() {

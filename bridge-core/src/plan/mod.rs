@@ -115,7 +115,7 @@ impl Plan {
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot
 /// count.
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config, models, (options.padded_vocab_size, options.matrix_units))?;
+    let setup = Setup::new(config, models, options.padded_vocab_size, options.matrix_units)?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup, |activations| activations)?;
     let on_host = |activations: segments::ChunkActivations| segments::ChunkActivations {
@@ -143,7 +143,7 @@ pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -
         })
         .collect::<Vec<_>>();
     let flops = flops::flops(&setup, &stages);
-    let estimate = options.rates.map(|rates| estimate::estimate(&setup, &rates, (&stages, &pipeline, &flops)));
+    let estimate = options.rates.map(|rates| estimate::estimate(&setup, &rates, &stages, &pipeline, &flops));
     let parameters = parameters::of_model(&setup);
     Ok(Plan {
         layout: setup.layout,

@@ -38,7 +38,7 @@ impl Offload {
 ///
 /// The input of the region that begins with the segment is a leaf of its graph, so it stays. With
 /// layers, each tensor counts with the size of the residual stream.
-pub(super) fn kept(setup: &Setup<'_>, chunk: &Chunk, (index, region): (usize, &Region)) -> (u64, u64) {
+pub(super) fn kept(setup: &Setup<'_>, chunk: &Chunk, index: usize, region: &Region) -> (u64, u64) {
     let cost = &chunk.costs[index];
     let input = cost.input * setup.bytes.stream;
     let all = input + cost.kept;

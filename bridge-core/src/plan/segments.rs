@@ -40,7 +40,7 @@ pub(super) fn activations(setup: &Setup<'_>, chunk: &Chunk) -> ChunkActivations 
         let bytes = |elements: u64| elements * setup.bytes.stream;
         let input = costs.first().map_or(0, |cost| bytes(cost.input));
         let all: u64 = costs.iter().map(|cost| bytes(cost.input) + cost.kept).sum();
-        let moved: Vec<u64> = region.segments.clone().map(|index| kept(setup, chunk, (index, &region)).1).collect();
+        let moved: Vec<u64> = region.segments.clone().map(|index| kept(setup, chunk, index, &region).1).collect();
         activations.moved += moved.iter().sum::<u64>();
         activations.returned = activations.returned.max(largest_pair(&moved));
         activations.deferred += costs.iter().map(|cost| cost.deferred).sum::<u64>();

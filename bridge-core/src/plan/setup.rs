@@ -154,7 +154,8 @@ impl<'a> Setup<'a> {
     pub fn new(
         config: &'a RunConfig,
         models: &ModelRegistry,
-        (padded_vocab_size, matrix_units): (Option<usize>, bool),
+        padded_vocab_size: Option<usize>,
+        matrix_units: bool,
     ) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;

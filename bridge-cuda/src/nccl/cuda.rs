@@ -48,7 +48,7 @@ impl CudaFabric {
     /// Joins the communicator `id`. All its ranks call this together.
     pub fn wire(&self, id: [u8; ID_BYTES], place: (i32, i32), timeout: Duration) -> Result<Wire, CarrierError> {
         self.context.bind_to_thread().map_err(driver)?;
-        let raw = RawComm::join(id, place, timeout)?;
+        let raw = RawComm::join(id, place.0, place.1, timeout)?;
         let stream = self.context.new_stream().map_err(driver)?;
         let raw = Arc::new(Mutex::new(raw));
         Ok(Wire {
@@ -238,9 +238,10 @@ impl Carrier for NcclCarrier {
         self.reserve(input.len(), output.len())?;
         self.stage(input, 0)?;
         let (outgoing, incoming) = self.addresses();
-        let spans = (bytes_at(outgoing, input.len()), bytes_at(incoming, output.len()));
         // SAFETY: the staging memory is this carrier's, long enough, and used on this stream alone.
-        self.wire.run(|group, stream| unsafe { group.all_gather(spans, stream) })?;
+        self.wire.run(|group, stream| unsafe {
+            group.all_gather(bytes_at(outgoing, input.len()), bytes_at(incoming, output.len()), stream)
+        })?;
         self.fetch(0, output)?;
         self.wire.finish()
     }

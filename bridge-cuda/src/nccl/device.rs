@@ -183,7 +183,7 @@ impl<'a> DeviceCollectives<'a> {
         let spans = (data.span, data.span);
         // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective`
         // waits for.
-        self.collective(&signature, |group, stream| unsafe { group.all_reduce(spans, op, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.all_reduce(spans.0, spans.1, op, stream) })
     }
 
     /// Reduces over all ranks and leaves the `rank`-th of `size` equal parts in `output`.
@@ -199,7 +199,7 @@ impl<'a> DeviceCollectives<'a> {
         let signature = self.staged.member.speaker().reduce_scatter(input, &*output, op)?;
         let spans = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
-        self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(spans, op, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(spans.0, spans.1, op, stream) })
     }
 
     /// Concatenates the inputs of all ranks in rank order.
@@ -210,7 +210,7 @@ impl<'a> DeviceCollectives<'a> {
         let signature = self.staged.member.speaker().all_gather(input, &*output)?;
         let spans = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
-        self.collective(&signature, |group, stream| unsafe { group.all_gather(spans, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.all_gather(spans.0, spans.1, stream) })
     }
 
     /// Copies `root`'s data to all ranks.

@@ -152,7 +152,7 @@ impl<C: Carrier> Lane<C> {
         self.agreement.agree(&signature)?;
         let part = input.len() / self.size();
         let (piece, counts) = (self.piece_of_rank(input.dtype()), vec![part; self.size()]);
-        self.exchange_in_pieces(part.div_ceil(piece), (input, &counts), (output.reborrow(), &counts))
+        self.exchange_in_pieces(part.div_ceil(piece), input, &counts, output.reborrow(), &counts)
             .map_err(|error| self.failed(&signature, error))
     }
 
@@ -171,9 +171,14 @@ impl<C: Carrier> Lane<C> {
         // The longest pair of the group decides, so that all ranks run the same number of rounds.
         let longest = all.iter().copied().max().map_or(0, |count| count as usize);
         let rounds = longest.div_ceil(self.piece_of_rank(exchange.input.dtype()));
-        let sends = (exchange.input, exchange.send_counts);
-        let receives = (exchange.output.reborrow(), exchange.recv_counts);
-        self.exchange_in_pieces(rounds, sends, receives).map_err(|error| self.failed(&signature, error))
+        self.exchange_in_pieces(
+            rounds,
+            exchange.input,
+            exchange.send_counts,
+            exchange.output.reborrow(),
+            exchange.recv_counts,
+        )
+        .map_err(|error| self.failed(&signature, error))
     }
 
     /// Round `r` moves the `r`-th piece between each pair of ranks; pairs with less data have empty
@@ -181,8 +186,10 @@ impl<C: Carrier> Lane<C> {
     fn exchange_in_pieces(
         &mut self,
         rounds: usize,
-        (input, send_counts): (Buffer<'_>, &[usize]),
-        (mut output, recv_counts): (BufferMut<'_>, &[usize]),
+        input: Buffer<'_>,
+        send_counts: &[usize],
+        mut output: BufferMut<'_>,
+        recv_counts: &[usize],
     ) -> Result<(), CarrierError> {
         let piece = self.piece_of_rank(input.dtype()) * input.dtype().size();
         let bytes = |count: usize| count * input.dtype().size();

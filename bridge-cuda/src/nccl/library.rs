@@ -48,7 +48,7 @@ const FUNCTIONS: [&str; 17] = [
 pub fn device_count() -> Result<usize, NcclInitError> {
     // SAFETY: loading runs the library's initialisers; the driver's library is made to be loaded
     // and unloaded at any time.
-    require(unsafe { driver::sys::is_culib_present() }, DRIVER)?;
+    require(unsafe { driver::sys::is_culib_present() }, DRIVER.0, DRIVER.1)?;
     let count = CudaContext::device_count().map_err(|error| driver_error(&error))?;
     Ok(usize::try_from(count).unwrap_or(0))
 }
@@ -56,7 +56,7 @@ pub fn device_count() -> Result<usize, NcclInitError> {
 /// Checks that NCCL can be called.
 pub(super) fn check_nccl() -> Result<(), NcclInitError> {
     // SAFETY: as for the driver.
-    require(unsafe { nccl::sys::is_culib_present() }, NCCL)?;
+    require(unsafe { nccl::sys::is_culib_present() }, NCCL.0, NCCL.1)?;
     // SAFETY: the library exists, so this does not panic; and it stays loaded from now on.
     let library = unsafe { nccl::sys::culib() };
     for function in FUNCTIONS {
@@ -73,7 +73,7 @@ pub(super) fn check_nccl() -> Result<(), NcclInitError> {
     check_version(code)
 }
 
-fn require(present: bool, (library, advice): (&'static str, &'static str)) -> Result<(), NcclInitError> {
+fn require(present: bool, library: &'static str, advice: &'static str) -> Result<(), NcclInitError> {
     if present { Ok(()) } else { Err(NcclInitError::MissingLibrary { library, advice }) }
 }
 
@@ -102,10 +102,10 @@ mod tests {
 
     #[test]
     fn a_missing_library_says_what_to_install() {
-        assert!(require(true, NCCL).is_ok());
-        let error = require(false, NCCL).unwrap_err().to_string();
+        assert!(require(true, NCCL.0, NCCL.1).is_ok());
+        let error = require(false, NCCL.0, NCCL.1).unwrap_err().to_string();
         assert!(error.starts_with("the NCCL library (libnccl.so) cannot be loaded; install libnccl2"), "{error}");
-        let error = require(false, DRIVER).unwrap_err().to_string();
+        let error = require(false, DRIVER.0, DRIVER.1).unwrap_err().to_string();
         assert!(error.contains("install the NVIDIA driver"), "{error}");
     }
 

@@ -62,7 +62,7 @@ pub(super) fn unique_id() -> Result<[u8; ID_BYTES], CarrierError> {
 impl RawComm {
     /// Joins the communicator `id`, on the device whose context is current. Returns when all ranks
     /// have.
-    pub fn join(id: [u8; ID_BYTES], (rank, size): (c_int, c_int), timeout: Duration) -> Result<Self, CarrierError> {
+    pub fn join(id: [u8; ID_BYTES], rank: c_int, size: c_int, timeout: Duration) -> Result<Self, CarrierError> {
         let id = ncclUniqueId { internal: id.map(|byte| byte as _) };
         let mut config = configuration();
         let mut made = Self { comm: ptr::null_mut(), timeout };
@@ -170,7 +170,8 @@ impl GroupedCalls {
     /// `output` may be `input`; both are equally long.
     pub unsafe fn all_reduce(
         &mut self,
-        (input, output): (Span, Span),
+        input: Span,
+        output: Span,
         op: ReduceOp,
         stream: &CudaStream,
     ) -> Result<(), CarrierError> {
@@ -184,7 +185,8 @@ impl GroupedCalls {
     /// `input` is as many times longer than `output` as there are ranks.
     pub unsafe fn reduce_scatter(
         &mut self,
-        (input, output): (Span, Span),
+        input: Span,
+        output: Span,
         op: ReduceOp,
         stream: &CudaStream,
     ) -> Result<(), CarrierError> {
@@ -197,11 +199,7 @@ impl GroupedCalls {
     }
 
     /// `output` is as many times longer than `input` as there are ranks.
-    pub unsafe fn all_gather(
-        &mut self,
-        (input, output): (Span, Span),
-        stream: &CudaStream,
-    ) -> Result<(), CarrierError> {
+    pub unsafe fn all_gather(&mut self, input: Span, output: Span, stream: &CudaStream) -> Result<(), CarrierError> {
         let dtype = data_type(input.dtype);
         // SAFETY: the caller's.
         let result =

@@ -106,8 +106,10 @@ impl Wire {
     pub fn launch(
         &mut self,
         member: &Member,
-        (signature, timeout): (Signature, Duration),
-        (ready, memory): (Event, Pinned),
+        signature: Signature,
+        timeout: Duration,
+        ready: Event,
+        memory: Pinned,
         calls: impl FnOnce(&mut GroupedCalls, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
         let watch = match self.watch.take() {

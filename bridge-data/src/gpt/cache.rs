@@ -110,7 +110,7 @@ pub(crate) fn load(
             return Err(DataError::malformed(&folder, differing(&fingerprint, &found)));
         }
     }
-    let indices = typed(document, sample, shuffle)?;
+    let indices = typed(document.0, document.1, sample.0, sample.1, shuffle.0, shuffle.1)?;
     let counts = (indices.document.as_slice().len(), indices.sample.len(), indices.shuffle.len());
     let expected = (plan.epochs * request.lengths.len(), plan.samples + 1, plan.samples);
     if counts != expected {
@@ -134,9 +134,12 @@ fn differing(cached: &Fingerprint, found: &Fingerprint) -> String {
 }
 
 fn typed(
-    (document_path, document): (PathBuf, Npy),
-    (sample_path, sample): (PathBuf, Npy),
-    (shuffle_path, shuffle): (PathBuf, Npy),
+    document_path: PathBuf,
+    document: Npy,
+    sample_path: PathBuf,
+    sample: Npy,
+    shuffle_path: PathBuf,
+    shuffle: Npy,
 ) -> Result<SampleIndices, DataError> {
     if sample.shape.len() != 2 || sample.shape[1] != 2 {
         return Err(DataError::malformed(&sample_path, format!("expected pairs, found shape {:?}", sample.shape)));

@@ -39,7 +39,7 @@ fn prose(words: usize, seed: usize) -> String {
 fn trained(folder: &Path) -> HuggingFaceTokenizer {
     std::fs::write(folder.join("corpus.train"), prose(3000, 1)).expect("written");
     let params = BpeTrainParams { vocab_size: 300, ..BpeTrainParams::default() };
-    train_tokenizer(&source(folder, "*.train"), &params, (&folder.join("tokenizer"), Overwrite::Own), &Silent)
+    train_tokenizer(&source(folder, "*.train"), &params, &folder.join("tokenizer"), Overwrite::Own, &Silent)
         .expect("trained")
         .tokenizer
 }
@@ -286,7 +286,7 @@ fn tokenizers_are_trained_once_and_load_again() {
     let params = BpeTrainParams { vocab_size: 262, min_frequency: 2, special_tokens: vec!["<pad>".into()] };
     let output = folder.path().join("tokenizer");
     let train = |params| {
-        train_tokenizer(&source(folder.path(), "a.txt"), params, (&output, Overwrite::Own), &Silent).expect("trained")
+        train_tokenizer(&source(folder.path(), "a.txt"), params, &output, Overwrite::Own, &Silent).expect("trained")
     };
     let first = train(&params);
     assert!(!first.reused);
@@ -299,7 +299,8 @@ fn tokenizers_are_trained_once_and_load_again() {
     let error = train_tokenizer(
         &source(folder.path(), "a.txt"),
         &BpeTrainParams { vocab_size: 100, ..params },
-        (&folder.path().join("other"), Overwrite::Own),
+        &folder.path().join("other"),
+        Overwrite::Own,
         &Silent,
     );
     assert!(error.expect_err("too small").to_string().contains("vocab_size = 100"));
@@ -307,7 +308,8 @@ fn tokenizers_are_trained_once_and_load_again() {
     let nothing = train_tokenizer(
         &source(folder.path(), "empty.txt"),
         &BpeTrainParams::default(),
-        (&output, Overwrite::Own),
+        &output,
+        Overwrite::Own,
         &Silent,
     );
     assert!(nothing.expect_err("no text").to_string().contains("no text"));
@@ -319,8 +321,13 @@ fn text_in_another_encoding_is_called_that() {
     std::fs::write(folder.path().join("a.txt"), b"caf\xe9").expect("written");
     std::fs::write(folder.path().join("b.txt"), "").expect("written");
     let failure = |pattern: &str| {
-        let output = (&*folder.path().join("tokenizer"), Overwrite::Own);
-        let trained = train_tokenizer(&source(folder.path(), pattern), &BpeTrainParams::default(), output, &Silent);
+        let trained = train_tokenizer(
+            &source(folder.path(), pattern),
+            &BpeTrainParams::default(),
+            &*folder.path().join("tokenizer"),
+            Overwrite::Own,
+            &Silent,
+        );
         trained.expect_err("no text").to_string()
     };
     let said = failure("*.txt");

@@ -30,7 +30,8 @@ pub struct TokenizerTraining {
 pub fn train_tokenizer(
     source: &TextSource,
     params: &BpeTrainParams,
-    (folder, overwrite): (&Path, Overwrite),
+    folder: &Path,
+    overwrite: Overwrite,
     progress: &dyn WorkProgress,
 ) -> Result<TokenizerTraining, DataError> {
     train_tokenizer_locked(source, params, folder, overwrite, progress).map(|(training, _)| training)

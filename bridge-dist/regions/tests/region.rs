@@ -120,7 +120,7 @@ fn sum(parts: &[Tensor<3>]) -> Tensor<3> {
 }
 
 /// The part of `whole` that a rank holds.
-fn part(whole: &Tensor<3>, dim: usize, cut: Cut, (rank, ranks): (usize, usize)) -> Tensor<3> {
+fn part(whole: &Tensor<3>, dim: usize, cut: Cut, rank: usize, ranks: usize) -> Tensor<3> {
     let ranges = cut.parts(whole.dims()[dim], rank, ranks);
     Tensor::cat(ranges.into_iter().map(|range| whole.clone().narrow(dim, range.start, range.len())).collect(), dim)
 }
@@ -222,7 +222,7 @@ fn cutting() {
             for cut in [Cut::Contiguous, Cut::Zigzag] {
                 let mut shape = [3, 5, 7];
                 shape[dim] = 2 * (dim + 1) * ranks;
-                let parts = |x: &Tensor<3>| (0..ranks).map(|rank| part(x, dim, cut, (rank, ranks))).collect();
+                let parts = |x: &Tensor<3>| (0..ranks).map(|rank| part(x, dim, cut, rank, ranks)).collect();
                 Case {
                     ranks,
                     dtype,

@@ -89,7 +89,7 @@ impl DeviceCall {
     /// `elements` are those that count as payload.
     fn new(operation: Operation, elements: usize, signature: Signature) -> Self {
         let dtype = signature.dtype.unwrap_or(DType::U8);
-        Self { call: Call::new(operation, (dtype, elements)), signature: signature.on_device() }
+        Self { call: Call::new(operation, dtype, elements), signature: signature.on_device() }
     }
 
     /// Sum or average over the ranks of `group`.
@@ -137,10 +137,12 @@ impl DeviceCall {
     /// If counts do not fit the buffers.
     pub fn all_to_all_uneven(
         group: &dyn Communicator,
-        (input, send): (Extent, &[usize]),
-        (output, receive): (Extent, &[usize]),
+        input: Extent,
+        send: &[usize],
+        output: Extent,
+        receive: &[usize],
     ) -> Result<Self, CommError> {
-        let signature = speaking(group, |speaker| speaker.uneven((input, send), (output, receive)))?;
+        let signature = speaking(group, |speaker| speaker.uneven(input, send, output, receive))?;
         let mut made = Self::new(Operation::AllToAll, input.len, signature);
         made.call.is_even = false;
         Ok(made)

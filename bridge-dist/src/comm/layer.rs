@@ -67,7 +67,7 @@ pub struct Call {
 }
 
 impl Call {
-    pub(super) fn new(operation: Operation, (dtype, elements): (DType, usize)) -> Self {
+    pub(super) fn new(operation: Operation, dtype: DType, elements: usize) -> Self {
         Self { operation, dtype, elements, root: None, is_even: true }
     }
 
@@ -132,48 +132,48 @@ impl<L: Layer> Communicator for L {
     }
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let call = Call::new(Operation::AllReduce, (data.dtype(), data.len()));
+        let call = Call::new(Operation::AllReduce, data.dtype(), data.len());
         self.blocking(&call, || self.inner().all_reduce(data, op))
     }
 
     fn reduce_scatter(&self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let call = Call::new(Operation::ReduceScatter, (input.dtype(), input.len()));
+        let call = Call::new(Operation::ReduceScatter, input.dtype(), input.len());
         self.blocking(&call, || self.inner().reduce_scatter(input, output, op))
     }
 
     fn all_gather(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        let call = Call::new(Operation::AllGather, (input.dtype(), input.len()));
+        let call = Call::new(Operation::AllGather, input.dtype(), input.len());
         self.blocking(&call, || self.inner().all_gather(input, output))
     }
 
     fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let call = Call { root: Some(root), ..Call::new(Operation::Broadcast, (data.dtype(), data.len())) };
+        let call = Call { root: Some(root), ..Call::new(Operation::Broadcast, data.dtype(), data.len()) };
         self.blocking(&call, || self.inner().broadcast(data, root))
     }
 
     fn all_to_all(&self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError> {
-        let call = Call::new(Operation::AllToAll, (input.dtype(), input.len()));
+        let call = Call::new(Operation::AllToAll, input.dtype(), input.len());
         self.blocking(&call, || self.inner().all_to_all(input, output))
     }
 
     fn all_to_all_uneven(&self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        let payload = (exchange.input.dtype(), exchange.input.len());
-        let call = Call { is_even: false, ..Call::new(Operation::AllToAll, payload) };
+        let call =
+            Call { is_even: false, ..Call::new(Operation::AllToAll, exchange.input.dtype(), exchange.input.len()) };
         self.blocking(&call, || self.inner().all_to_all_uneven(exchange))
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        let call = Call::new(Operation::Send, (data.dtype(), data.len()));
+        let call = Call::new(Operation::Send, data.dtype(), data.len());
         self.blocking(&call, || self.inner().send(data, to, tag))
     }
 
     fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let call = Call::new(Operation::Recv, (data.dtype(), data.len()));
+        let call = Call::new(Operation::Recv, data.dtype(), data.len());
         self.blocking(&call, || self.inner().recv(data, from, tag))
     }
 
     fn barrier(&self) -> Result<(), CommError> {
-        self.blocking(&Call::new(Operation::Barrier, (DType::U8, 0)), || self.inner().barrier())
+        self.blocking(&Call::new(Operation::Barrier, DType::U8, 0), || self.inner().barrier())
     }
 
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
@@ -181,27 +181,27 @@ impl<L: Layer> Communicator for L {
     }
 
     fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let call = Call::new(Operation::AllReduce, (data.dtype(), data.len()));
+        let call = Call::new(Operation::AllReduce, data.dtype(), data.len());
         self.started(&call, || self.inner().start_all_reduce(data, op))
     }
 
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let call = Call::new(Operation::ReduceScatter, (input.dtype(), input.len()));
+        let call = Call::new(Operation::ReduceScatter, input.dtype(), input.len());
         self.started(&call, || self.inner().start_reduce_scatter(input, op))
     }
 
     fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-        let call = Call::new(Operation::AllGather, (input.dtype(), input.len()));
+        let call = Call::new(Operation::AllGather, input.dtype(), input.len());
         self.started(&call, || self.inner().start_all_gather(input))
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        let call = Call::new(Operation::Send, (data.dtype(), data.len()));
+        let call = Call::new(Operation::Send, data.dtype(), data.len());
         self.started(&call, || self.inner().start_send(data, to, tag))
     }
 
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        let call = Call::new(Operation::Recv, (dtype, len));
+        let call = Call::new(Operation::Recv, dtype, len);
         self.started(&call, || self.inner().start_recv(dtype, len, from, tag))
     }
 
@@ -233,12 +233,12 @@ impl<L: Layer> DeviceExchange for L {
     }
 
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let call = Call::new(Operation::Send, (part.dtype, part.len));
+        let call = Call::new(Operation::Send, part.dtype, part.len);
         self.started(&call, || device_of(self.inner()).start_send(part, to, tag))
     }
 
     fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
-        let call = Call::new(Operation::Recv, (like.dtype, like.len));
+        let call = Call::new(Operation::Recv, like.dtype, like.len);
         self.started(&call, || device_of(self.inner()).start_recv(like, from, tag))
     }
 }

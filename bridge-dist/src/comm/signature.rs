@@ -339,14 +339,16 @@ impl Speaker<'_> {
     /// If types or counts do not fit.
     pub fn all_to_all_uneven(&self, exchange: &UnevenExchange<'_>) -> Result<Signature, CommError> {
         let (input, output) = ((&exchange.input).into(), (&exchange.output).into());
-        self.uneven((input, exchange.send_counts), (output, exchange.recv_counts))
+        self.uneven(input, exchange.send_counts, output, exchange.recv_counts)
     }
 
     /// As [`all_to_all_uneven`](Self::all_to_all_uneven), of memory anywhere.
     pub fn uneven(
         &self,
-        (input, send_counts): (Extent, &[usize]),
-        (output, recv_counts): (Extent, &[usize]),
+        input: Extent,
+        send_counts: &[usize],
+        output: Extent,
+        recv_counts: &[usize],
     ) -> Result<Signature, CommError> {
         let signature = Signature { dtype: Some(input.dtype), ..Signature::bare(OpKind::AllToAllUneven) };
         let counts = [

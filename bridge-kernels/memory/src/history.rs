@@ -247,7 +247,7 @@ impl RankSlot {
         let slot = SLOT.get();
         with_state(|state| {
             let (start, began, events) = state.window.as_ref()?;
-            let window = report::window(start, (*began, events), &state.owners, slot, events.len() == MOST_EVENTS);
+            let window = report::window(start, *began, events, &state.owners, slot, events.len() == MOST_EVENTS);
             state.openings -= 1;
             if state.openings == 0 {
                 state.window = None;
@@ -274,7 +274,7 @@ impl Drop for Doing {
 /// error and in the file of [`start`].
 pub(super) fn failed(bytes: usize) {
     let used = usage().map_or(0, |usage| usage.used_bytes);
-    let told = with_state(|state| report::failure(bytes, (&state.live, &state.owners), state.report.take(), NAMED));
+    let told = with_state(|state| report::failure(bytes, &state.live, &state.owners, state.report.take(), NAMED));
     if told.is_none() {
         eprintln!(
             "out of memory: {bytes} bytes cannot be had; {used} bytes are in use in large blocks (profiling.record_memory_history = true says \

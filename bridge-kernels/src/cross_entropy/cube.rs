@@ -326,7 +326,7 @@ fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
 }
 
 /// The losses `[n]` of `logits [n, pitch(v)]`, which become their gradients if any is wanted.
-fn launch(logits: &Buffer, v: usize, (targets, mask): (&Buffer, &Buffer), problem: &Problem) -> Buffer {
+fn launch(logits: &Buffer, v: usize, targets: &Buffer, mask: &Buffer, problem: &Problem) -> Buffer {
     let (n, width) = (targets.len(), logits.len() / targets.len());
     let CrossEntropyOptions { softcap, z_loss } = problem.options;
     let losses = logits.uninitialised([n], DType::F32);

@@ -17,7 +17,8 @@ pub(crate) fn linear_cross_entropy(
     weight_vc: &LinearWeight,
     targets_n: &Tensor<1, Int>,
     mask_n: &Tensor<1>,
-    (options, accuracy): (&CrossEntropyOptions, Option<&TokenAccuracy>),
+    options: &CrossEntropyOptions,
+    accuracy: Option<&TokenAccuracy>,
 ) -> Option<Tensor<1>> {
     if mask_n.is_tracked() {
         return None;

@@ -64,7 +64,7 @@ pub fn linear_cross_entropy_counting(
     {
         return loss;
     }
-    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, (options, accuracy)).unwrap_or_else(|| {
+    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options, accuracy).unwrap_or_else(|| {
         let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
         reference(x_nc, weight_vc, targets_n, mask_n, options)
     })

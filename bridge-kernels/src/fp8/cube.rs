@@ -229,7 +229,7 @@ impl Room {
         Self::new((x, [rows, columns]), [columns, rows], true, format)
     }
 
-    fn new((x, shape): (&Buffer, [usize; 2]), [rows, sums]: [usize; 2], is_across: bool, format: Fp8Format) -> Self {
+    fn new(x: &Buffer, shape: [usize; 2], [rows, sums]: [usize; 2], is_across: bool, format: Fp8Format) -> Self {
         let codes = x.uninitialised([rows, sums.next_multiple_of(CODES_MULTIPLE) / IN_WORD], DType::U32);
         let matrix = Matrix::contiguous([rows, codes.len() / rows * IN_WORD], format.element());
         Self { codes, x: x.clone(), shape, is_across, matrix }

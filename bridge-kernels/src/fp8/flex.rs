@@ -94,7 +94,8 @@ pub(super) fn fp8_linear<const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
-    (pass, kept): (&Fp8Pass, (Tensor<D>, Tensor<2>)),
+    pass: &Fp8Pass,
+    kept: (Tensor<D>, Tensor<2>),
 ) -> Option<Tensor<D>> {
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
     let pass = HostPass::from_pass(pass)?;

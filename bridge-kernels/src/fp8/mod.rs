@@ -66,7 +66,7 @@ pub fn fp8_linear<const D: usize>(
     // What backward reads again is kept as it is, not widened.
     let kept = (x.clone().without_autodiff(), weight_oi.clone().without_autodiff());
     let (x, weight_oi, bias_o) = (float32(x), float32(weight_oi), bias_o.map(float32));
-    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), (pass, kept.clone()));
+    let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), pass, kept.clone());
     narrow(y.unwrap_or_else(|| reference::plain(x, weight_oi, bias_o, (pass, kept))), dtype)
 }
 

@@ -72,7 +72,16 @@ impl Gated<'_> {
                             let channels = start % c..start % c + self.size;
                             let outputs = (&mut dx[of.clone()], &mut dz[of.clone()], &mut partial[channels.clone()]);
                             let weight = &self.weight[channels];
-                            self.backward_group(outputs, (&dy[of.clone()], &x[of.clone()], &z[of]), weight, gated);
+                            self.backward_group(
+                                outputs.0,
+                                outputs.1,
+                                outputs.2,
+                                &dy[of.clone()],
+                                &x[of.clone()],
+                                &z[of],
+                                weight,
+                                gated,
+                            );
                         }
                     });
                 },
@@ -85,8 +94,12 @@ impl Gated<'_> {
     #[inline(always)]
     fn backward_group(
         &self,
-        (dx, dz, d_weight): (&mut [f32], &mut [f32], &mut [f32]),
-        (dy, x, z): (&[f32], &[f32], &[f32]),
+        dx: &mut [f32],
+        dz: &mut [f32],
+        d_weight: &mut [f32],
+        dy: &[f32],
+        x: &[f32],
+        z: &[f32],
         weight: &[f32],
         gated: &mut [f32],
     ) {

@@ -179,7 +179,8 @@ pub fn gated_rms_norm(
     x_btc: &Tensor<3>,
     z_btc: &Tensor<3>,
     weight_c: &Tensor<1>,
-    (groups, epsilon): (usize, f64),
+    groups: usize,
+    epsilon: f64,
 ) -> Option<Tensor<3>> {
     (x_btc.dtype() == z_btc.dtype()).then_some(())?;
     let (x, z, weight) = (Buffer::from_tensor(x_btc)?, Buffer::from_tensor(z_btc)?, Buffer::from_tensor(weight_c)?);

@@ -11,7 +11,8 @@ pub(crate) fn gated_rms_norm(
     x_btc: &Tensor<3>,
     z_btc: &Tensor<3>,
     weight_c: &Tensor<1>,
-    (groups, epsilon): (usize, f64),
+    groups: usize,
+    epsilon: f64,
 ) -> Option<Tensor<3>> {
     let dims = x_btc.dims();
     let c = dims[2];

@@ -35,7 +35,7 @@ pub fn gated_rms_norm(
     if let Some(y) = cube::gated_rms_norm(&x_btc, &z_btc, &weight_c, (groups, epsilon)) {
         return y;
     }
-    flex::gated_rms_norm(&x_btc, &z_btc, &weight_c, (groups, epsilon))
+    flex::gated_rms_norm(&x_btc, &z_btc, &weight_c, groups, epsilon)
         .unwrap_or_else(|| gated_rms_norm_reference(x_btc, z_btc, weight_c, groups, epsilon))
 }
 

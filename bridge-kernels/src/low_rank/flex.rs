@@ -19,7 +19,8 @@ use crate::vjp::{self, Lift};
 
 /// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
-    (x, recompute): (&Tensor<D>, Option<&Recompute>),
+    x: &Tensor<D>,
+    recompute: Option<&Recompute>,
     linear_weight: &LinearWeight,
     bias_o: Option<&Tensor<1>>,
     sum: &LowRankSum,

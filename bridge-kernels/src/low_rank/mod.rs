@@ -57,7 +57,7 @@ pub fn linear_low_rank<const D: usize>(
     let [outputs, inputs] = weight.dims();
     check(&sum.branches, [outputs, inputs]);
     assert_eq!(x.dims()[D - 1], inputs, "linear: an input of {:?} does not fit {inputs} inputs", x.dims());
-    flex::linear_low_rank((&x, recompute.as_ref()), &weight, bias_o.as_ref(), &sum, residual.as_ref())
+    flex::linear_low_rank(&x, recompute.as_ref(), &weight, bias_o.as_ref(), &sum, residual.as_ref())
         .unwrap_or_else(|| reference(x, weight, bias_o, sum, residual))
 }
 

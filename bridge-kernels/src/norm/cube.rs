@@ -312,7 +312,8 @@ fn forward_of<const D: usize>(
     x_tensor: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
-    (epsilon, centred): (f64, bool),
+    epsilon: f64,
+    centred: bool,
 ) -> Option<(Buffer, Normed)> {
     let (x, weight) = (Buffer::from_tensor(x_tensor)?, Buffer::from_tensor(weight_c)?);
     let bias = match bias_c {

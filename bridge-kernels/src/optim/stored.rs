@@ -215,7 +215,7 @@ impl Remainders {
     /// The float32 values whose nearest bfloat16 numbers are the elements `range` of `parameter`,
     /// in order.
     pub fn join(&self, parameter: &[u16], range: Range<usize>) -> Vec<f32> {
-        joined((&parameter[range.clone()], &self.low[range.clone()]), &self.ties, range.start)
+        joined(&parameter[range.clone()], &self.low[range.clone()], &self.ties, range.start)
     }
 }
 

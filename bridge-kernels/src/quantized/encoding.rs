@@ -8,7 +8,7 @@ use super::scales::{INT4_UNIT, INT8_UNIT, below, nearest};
 use crate::cpu::simd::larger_magnitude;
 
 /// Writes the codes of a block, and its scale or scales, as [`Scales`] holds them.
-pub(super) fn encode(format: CodeFormat, values: &[f32], (codes, scales): (&mut [u8], &mut [f32])) {
+pub(super) fn encode(format: CodeFormat, values: &[f32], codes: &mut [u8], scales: &mut [f32]) {
     let largest = values.iter().fold(0.0, |largest, value| larger_magnitude(largest, *value));
     match format {
         CodeFormat::Int8 => {

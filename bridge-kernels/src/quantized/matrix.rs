@@ -45,7 +45,7 @@ impl QuantizedMatrix {
             rows.zip(values.par_chunks(cols)).with_min_len(ROWS).for_each(|((codes, scales), values)| {
                 let blocks = values.chunks(size).zip(codes.chunks_mut(quantization.code_bytes(size)));
                 for ((values, codes), scale) in blocks.zip(scales.chunks_mut(quantization.scales())) {
-                    encode(quantization.format, values, (codes, scale));
+                    encode(quantization.format, values, codes, scale);
                 }
             });
         }

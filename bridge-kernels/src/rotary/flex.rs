@@ -11,7 +11,7 @@ pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
     let values = Values::contiguous_of(x_bthd)?;
-    let turn = Turn::new((table, positions), [b, t], [heads, 1, 1], head_size)?;
+    let turn = Turn::new(table, positions, [b, t], [heads, 1, 1], head_size)?;
     let y = tensor(turn.copy(values.slice(), Direction::Forward), dims);
     Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn.copy(dy.slice(), Direction::Backward), dims)))
 }
@@ -35,7 +35,8 @@ impl Turn {
     /// # Panics
     /// If a position lies beyond the table.
     pub fn new(
-        (table, positions): (&RotaryTable, &Positions),
+        table: &RotaryTable,
+        positions: &Positions,
         [b, t]: [usize; 2],
         [heads, group, turned]: [usize; 3],
         head_size: usize,

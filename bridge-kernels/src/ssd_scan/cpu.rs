@@ -244,7 +244,7 @@ impl Scan {
             let last = unsafe { last.part(of_head * n * p, n * p) };
             // SAFETY: as above.
             unsafe { states.part((of_head * self.chunks() + chunk) * n * p, n * p) }.copy_from_slice(last);
-            self.scale((batch, &tokens), self.group_columns(task.group)[1], inputs.xbc, &steps.since_start, scaled);
+            self.scale(batch, &tokens, self.group_columns(task.group)[1], inputs.xbc, &steps.since_start, scaled);
             gemm(rows(), Output::Add, 1.0, Matrix::new(scaled, q, n), Matrix::new(last, n, p), Threads::One);
             for (i, token) in tokens.clone().enumerate() {
                 // SAFETY: as above.
@@ -255,7 +255,7 @@ impl Scan {
             let whole = steps.since_start[q - 1];
             last.iter_mut().for_each(|s| *s *= whole);
             steps.to_end.iter_mut().zip(&steps.dt).for_each(|(w, dt)| *w *= dt);
-            self.scale((batch, &tokens), self.group_columns(task.group)[0], inputs.xbc, &steps.to_end, scaled);
+            self.scale(batch, &tokens, self.group_columns(task.group)[0], inputs.xbc, &steps.to_end, scaled);
             gemm(MatrixMut::new(last, n, p), Output::Add, 1.0, Matrix::new(scaled, q, n).t(), x_qp, Threads::One);
         }
     }
@@ -263,7 +263,8 @@ impl Scan {
     /// `n` columns of `xbc` from `column` on, each row times its factor: `[q, n]`.
     pub fn scale(
         &self,
-        (batch, tokens): (usize, &Range<usize>),
+        batch: usize,
+        tokens: &Range<usize>,
         column: usize,
         xbc: &[f32],
         factors: &[f32],

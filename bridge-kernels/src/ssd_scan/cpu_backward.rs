@@ -167,7 +167,7 @@ impl Scan {
         gemm(dx(), Output::Set, 1.0, Matrix::new(own, q, q).t(), dy_qp, Threads::One);
         let d_state = &mut d_states[index * n * p..(index + 1) * n * p];
         let weights: Vec<f32> = steps.to_end.iter().zip(&steps.dt).map(|(decay, dt)| decay * dt).collect();
-        self.scale((batch, &tokens), in_column, inputs.xbc, &weights, scaled);
+        self.scale(batch, &tokens, in_column, inputs.xbc, &weights, scaled);
         gemm(dx(), Output::Add, 1.0, Matrix::new(scaled, q, n), Matrix::new(d_state, n, p), Threads::One);
         gemm(MatrixMut::new(product, q, n), Output::Set, 1.0, x_qp, Matrix::new(d_state, n, p).t(), Threads::One);
         let mut d_whole = 0.0;
@@ -194,7 +194,7 @@ impl Scan {
         let whole = steps.since_start[q - 1];
         d_whole += f64::from(whole * dot(d_state, state));
         d_state.iter_mut().for_each(|d| *d *= whole);
-        self.scale((batch, &tokens), out_column, inputs.xbc, &steps.since_start, scaled);
+        self.scale(batch, &tokens, out_column, inputs.xbc, &steps.since_start, scaled);
         gemm(MatrixMut::new(d_state, n, p), Output::Add, 1.0, Matrix::new(scaled, q, n).t(), dy_qp, Threads::One);
         d_sum[q - 1] += d_whole;
         self.finish_head(read, targets, batch, head, &tokens, steps, d_sum, d_dt);

@@ -31,9 +31,7 @@ fn check(n: usize, c: usize, v: usize, options: CrossEntropyOptions) {
             let (x, w, targets, mask) = arguments(t);
             reference(x, w, targets, mask, &options)
         },
-        plain: &|x| {
-            vec![plain::cross_entropy(&x[0], &x[1], (&target, &wide(&mask)), c, (options.softcap, options.z_loss))]
-        },
+        plain: &|x| vec![plain::cross_entropy(&x[0], &x[1], &target, &wide(&mask), c, options.softcap, options.z_loss)],
     }
     .check();
 }
@@ -62,7 +60,7 @@ fn chunks_of_tokens_make_one_loss() {
     let arguments = || (ints(&target, [n]), tensor(&mask, [n], &Device::flex()));
     let options = CrossEntropyOptions::default();
     let fast = run(&|x, w| linear_cross_entropy(x, w, arguments().0, arguments().1, &options));
-    let expected = plain::cross_entropy(&wide(&x), &wide(&w), (&target, &wide(&mask)), c, (None, None));
+    let expected = plain::cross_entropy(&wide(&x), &wide(&w), &target, &wide(&mask), c, None, None);
     assert_close("loss", &fast[0], &[expected], 2e-6);
     let reference = run(&|x, w| reference(x, w, arguments().0, arguments().1, &options));
     assert_close("gradient of x", &fast[1], &wide(&reference[1]), 2e-5);

@@ -97,9 +97,11 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
 pub fn cross_entropy(
     x: &[f64],
     w: &[f64],
-    (targets, mask): (&[i64], &[f64]),
+    targets: &[i64],
+    mask: &[f64],
     columns: usize,
-    (softcap, z_loss): (Option<f64>, Option<f64>),
+    softcap: Option<f64>,
+    z_loss: Option<f64>,
 ) -> f64 {
     let logits = linear(x, w, None, columns);
     let vocabulary = w.len() / columns;

@@ -342,8 +342,15 @@ fn a_quantised_projection_gives_the_losses_of_its_values() {
                 },
                 plain: &|x| {
                     let weight = wide(&matrix.values());
-                    let options = (options.softcap, options.z_loss);
-                    vec![plain::cross_entropy(&x[0], &weight, (&targets, &wide(&mask)), c, options)]
+                    vec![plain::cross_entropy(
+                        &x[0],
+                        &weight,
+                        &targets,
+                        &wide(&mask),
+                        c,
+                        options.softcap,
+                        options.z_loss,
+                    )]
                 },
             }
             .check();

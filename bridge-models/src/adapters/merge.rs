@@ -11,7 +11,8 @@ use super::parts::Parts;
 pub(crate) fn merged(
     weight_oi: Tensor<2>,
     layer: &LinearLayer,
-    (branches, method): (&[Branch], Method),
+    branches: &[Branch],
+    method: Method,
     parameters: Parameters<'_>,
 ) -> Tensor<2> {
     let rule = LowRankRule {

@@ -76,7 +76,7 @@ impl TrainedAdapter {
         let layer = &adapted.layer;
         let weight_oi = matrix(values, [layer.outputs, layer.inputs]);
         let Values { matrices, vectors } = self.values(adapted, own)?;
-        let sum_oi = merged(weight_oi, layer, (&adapted.branches, self.method), (&matrices, &vectors));
+        let sum_oi = merged(weight_oi, layer, &adapted.branches, self.method, (&matrices, &vectors));
         Ok(floats(sum_oi.reshape([layer.outputs * layer.inputs])))
     }
 

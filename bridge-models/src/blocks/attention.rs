@@ -67,16 +67,29 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
 /// Messages of ranks that share sequences: keys and values, with their bytes, and the document of
 /// each token.
 pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> Vec<Exchange> {
-    let way = (TrafficKind::Context, GroupKind::Context);
     let of = |bytes: u64| {
         [
-            exchange(way, Operation::AllGather, PassKind::Forward, (1, bytes)),
-            exchange(way, Operation::ReduceScatter, PassKind::Backward, (1, bytes * work.context_size as u64)),
+            exchange(TrafficKind::Context, GroupKind::Context, Operation::AllGather, PassKind::Forward, 1, bytes),
+            exchange(
+                TrafficKind::Context,
+                GroupKind::Context,
+                Operation::ReduceScatter,
+                PassKind::Backward,
+                1,
+                bytes * work.context_size as u64,
+            ),
         ]
     };
     let mut exchanges = keys_and_values.map(of).concat();
     if work.documents {
-        exchanges.push(exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * 8)));
+        exchanges.push(exchange(
+            TrafficKind::Context,
+            GroupKind::Context,
+            Operation::AllGather,
+            PassKind::Forward,
+            1,
+            work.tokens() * 8,
+        ));
     }
     exchanges
 }

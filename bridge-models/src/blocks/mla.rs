@@ -233,11 +233,11 @@ impl LatentAttention {
                 layers,
                 [x_btf.tensor, latent_bsr, k_bsp],
                 move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
-                    around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
+                    around.attend(queries, values, x_btf, [latent_bsr, k_bsp])
                 },
             )
         } else {
-            around.attend((queries, values), x_btf, [latent_bsr, k_bsp])
+            around.attend(queries, values, x_btf, [latent_bsr, k_bsp])
         };
         let (x, module) = (y_btf.reshape([b, t, h * v]).into(), Some(OffloadModule::AttnProj));
         BlockOutput::Product { x, linear: &self.linear_proj, store, module }
@@ -260,7 +260,8 @@ impl Around {
     /// ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
     fn attend(
         &self,
-        (queries, values): (&Linear, &Linear),
+        queries: &Linear,
+        values: &Linear,
         x_btf: impl Into<Recomputable<3>>,
         [latent_bsr, k_bsp]: [Tensor<3>; 2],
     ) -> Tensor<3> {

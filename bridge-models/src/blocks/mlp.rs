@@ -78,7 +78,7 @@ impl Mlp {
 
     /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
     /// a term of a sum ([`Self::forward_term`]).
-    pub fn of_terms(config: &DecoderConfig, (c, f): (usize, usize), scope: &Scope, ranks: usize) -> Self {
+    pub fn of_terms(config: &DecoderConfig, c: usize, f: usize, scope: &Scope, ranks: usize) -> Self {
         Self::with_second(config, c, f, scope, |config, scope, name| Linear::of_terms(config, scope, name, ranks))
     }
 
@@ -125,7 +125,8 @@ impl Mlp {
         x_btc: Recomputable<3>,
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
-        (rate, key): (f64, Option<DropoutKey>),
+        rate: f64,
+        key: Option<DropoutKey>,
     ) -> BlockOutput<'a> {
         let h_btf = self.hidden(regions.enter_recomputable(x_btc), store);
         let h_btf = match key.filter(|_| rate > 0.0) {

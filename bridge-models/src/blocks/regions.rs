@@ -154,7 +154,7 @@ impl Regions {
             return dropout(x_btc, rate, key);
         }
         let device = x_btc.device();
-        let mask = self.drawn([b, t, c], (&device, x_btc.dtype()), |run| {
+        let mask = self.drawn([b, t, c], &device, x_btc.dtype(), |run| {
             let mut factors = Vec::with_capacity(run.len());
             mask_factors(rate, key, run, &mut factors);
             factors
@@ -168,7 +168,8 @@ impl Regions {
     pub fn drawn(
         &self,
         [b, t, n]: [usize; 3],
-        (device, dtype): (&Device, DType),
+        device: &Device,
+        dtype: DType,
         draw: impl Fn(std::ops::Range<usize>) -> Vec<f32>,
     ) -> Tensor<3> {
         let (positions, length) = (self.token_places(t), self.whole_sequence(t));
@@ -212,10 +213,12 @@ impl Regions {
 
 /// Operations of one kind on a group, each with a payload of `bytes`.
 pub(crate) fn exchange(
-    (kind, group): (TrafficKind, GroupKind),
+    kind: TrafficKind,
+    group: GroupKind,
     operation: Operation,
     pass: PassKind,
-    (operations, bytes): (u64, u64),
+    operations: u64,
+    bytes: u64,
 ) -> Exchange {
     Exchange { kind, group, operation, pass, operations, bytes: operations * bytes }
 }
@@ -223,7 +226,7 @@ pub(crate) fn exchange(
 /// Messages of [`Regions::enter`] for tokens with `row` bytes each.
 pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     let of = |operation, pass, tokens: u64| {
-        exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
+        exchange(TrafficKind::Tensor, GroupKind::Tensor, operation, pass, 1, tokens * row)
     };
     if !work.place.sequence_parallel {
         return vec![of(Operation::AllReduce, PassKind::Backward, work.tokens())];
@@ -237,7 +240,7 @@ pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
 /// Messages of [`Regions::leave`] for tokens with `row` bytes each.
 pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
     let of = |operation, pass, tokens: u64| {
-        exchange((TrafficKind::Tensor, GroupKind::Tensor), operation, pass, (1, tokens * row))
+        exchange(TrafficKind::Tensor, GroupKind::Tensor, operation, pass, 1, tokens * row)
     };
     if !work.place.sequence_parallel {
         return vec![of(Operation::AllReduce, PassKind::Forward, work.tokens())];
@@ -252,7 +255,7 @@ pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
 pub(crate) fn total_exchanges(numbers: u64, work: &Workload) -> Vec<Exchange> {
     let of = |pass| {
         let bytes = work.tokens() * numbers * 4;
-        exchange((TrafficKind::Tensor, GroupKind::Tensor), Operation::AllReduce, pass, (1, bytes))
+        exchange(TrafficKind::Tensor, GroupKind::Tensor, Operation::AllReduce, pass, 1, bytes)
     };
     vec![of(PassKind::Forward), of(PassKind::Backward)]
 }

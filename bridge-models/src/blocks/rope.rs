@@ -37,7 +37,7 @@ struct GrowingTable {
 }
 
 impl GrowingTable {
-    fn new(frequencies: Vec<f32>, factor: f32, pairing: RotaryPairing, (most, device): (usize, &Device)) -> Self {
+    fn new(frequencies: Vec<f32>, factor: f32, pairing: RotaryPairing, most: usize, device: &Device) -> Self {
         let first = RotaryTable::new(&frequencies, most.min(FIRST_POSITIONS), pairing, device).scaled(factor);
         let table = Arc::new(Mutex::new(first));
         Self { frequencies, factor, pairing, most, device: device.clone(), table }
@@ -87,12 +87,12 @@ impl Rotary {
         let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
         let factor = rope.attention_factor() as f32;
         let table = |sequences, length| {
-            GrowingTable::new(inverse_frequencies(rope, head_size, sequences), factor, pairing, (length, &device))
+            GrowingTable::new(inverse_frequencies(rope, head_size, sequences), factor, pairing, length, &device)
         };
         let windowed = rope.windowed_base.map(|base| {
             let rope = RopeConfig { base, scaling: None, ..rope.clone() };
             let frequencies = inverse_frequencies(&rope, head_size, Sequences::Short);
-            GrowingTable::new(frequencies, 1.0, pairing, (length, &device))
+            GrowingTable::new(frequencies, 1.0, pairing, length, &device)
         });
         match rope.short_length() {
             Some(short) if short < length => {

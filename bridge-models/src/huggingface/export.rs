@@ -139,7 +139,7 @@ impl Exporter {
         if options.dtype == StorageDtype::F8 {
             settings.insert("quantization_config".into(), quantization_config(&map, &storages, block));
         }
-        let (layouts, index) = layouts(&map, (&storages, block), options.max_shard_bytes)?;
+        let (layouts, index) = layouts(&map, &storages, block, options.max_shard_bytes)?;
         let mut staged = Staged::create(folder, layouts)?;
         if let Some(index) = index {
             staged.add(INDEX, &to_json(INDEX, &index)?)?;
@@ -174,7 +174,7 @@ impl Exporter {
             let dtype = self.storages[&place.name];
             let index = place.part.map_or(0, |part| part.index);
             let names = || std::iter::once(&place.name).chain(&entry.copies);
-            let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, (dtype, self.block))).collect();
+            let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, dtype, self.block)).collect();
             let mut places: Vec<usize> = stored_as[0].iter().map(|stored| index * num_bytes(stored)).collect();
             let row: usize = place.shape[1..].iter().product();
             for elements in entry.stored_blocks(number, self.block[0]) {
@@ -384,11 +384,7 @@ fn scales_of(name: &str) -> String {
 }
 
 /// Name, dtype and shape of the tensors that one is stored as.
-fn stored_as(
-    name: &str,
-    shape: &[usize],
-    (dtype, block): (StorageDtype, [usize; 2]),
-) -> Vec<(String, Dtype, Vec<usize>)> {
+fn stored_as(name: &str, shape: &[usize], dtype: StorageDtype, block: [usize; 2]) -> Vec<(String, Dtype, Vec<usize>)> {
     let as_it_is = |dtype: Dtype| (name.to_owned(), dtype, shape.to_vec());
     match dtype {
         StorageDtype::F32 => vec![as_it_is(Dtype::F32)],
@@ -410,15 +406,15 @@ fn num_bytes((_, dtype, shape): &(String, Dtype, Vec<usize>)) -> usize {
 /// The files, one or as many as the limit asks for, and their index where they are several.
 fn layouts(
     map: &WeightMap,
-    (storages, block): (&HashMap<String, StorageDtype>, [usize; 2]),
+    storages: &HashMap<String, StorageDtype>,
+    block: [usize; 2],
     max_bytes: usize,
 ) -> Result<(Vec<FileLayout>, Option<Value>), HfError> {
     let mut stored: Vec<(String, Dtype, Vec<usize>)> = Vec::new();
     for entry in map.entries() {
         for tensor in &entry.tensors {
             let names = std::iter::once(&tensor.name).chain(&entry.copies);
-            stored
-                .extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), (storages[&tensor.name], block))));
+            stored.extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), storages[&tensor.name], block)));
         }
     }
     stored.sort();

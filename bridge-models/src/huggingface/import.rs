@@ -54,7 +54,7 @@ impl HfModel {
         if !folder.is_dir() {
             let GgufModel { settings, source, companions, unread } = GgufModel::open(folder)?;
             let architecture = Architecture::new(&Fields::new(&settings))?;
-            return Ok(Self { unread, ..Self::new((architecture, settings, companions), Box::new(source))? });
+            return Ok(Self { unread, ..Self::new(architecture, settings, companions, Box::new(source))? });
         }
         let beside = folder.join("adapter_config.json");
         if beside.is_file() {
@@ -63,12 +63,14 @@ impl HfModel {
         let Described { settings, architecture, unread } = read_folder(folder)?;
         let source = HfCheckpoint::open_named(folder, architecture.weights.as_deref())?
             .dequantized(architecture.quantization)?;
-        Ok(Self { unread, ..Self::new((architecture, settings, BTreeMap::new()), Box::new(source))? })
+        Ok(Self { unread, ..Self::new(architecture, settings, BTreeMap::new(), Box::new(source))? })
     }
 
     /// A model with these tensors.
     fn new(
-        (architecture, settings, packed): (Architecture, Map<String, Value>, BTreeMap<String, Vec<u8>>),
+        architecture: Architecture,
+        settings: Map<String, Value>,
+        packed: BTreeMap<String, Vec<u8>>,
         source: Box<dyn TensorSource>,
     ) -> Result<Self, HfError> {
         let Architecture { family, config, eos_token_ids, .. } = architecture;
@@ -301,7 +303,7 @@ impl HfModel {
     }
 
     fn part(&self, entry: &WeightEntry, rows: Range<usize>, columns: Range<usize>) -> Result<Vec<f32>, HfError> {
-        entry.read_part((rows, columns), self.source.as_ref(), &|name| self.name_in_file(name).to_owned())
+        entry.read_part(rows, columns, self.source.as_ref(), &|name| self.name_in_file(name).to_owned())
     }
 
     /// Source of the tensors.

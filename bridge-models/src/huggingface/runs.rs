@@ -47,9 +47,11 @@ impl Run {
     /// Brings rows, of `width` elements each, to their places among these elements of the tensor.
     pub fn scatter(
         &self,
-        (rows, values): (Range<usize>, &[f32]),
+        rows: Range<usize>,
+        values: &[f32],
         width: usize,
-        (elements, target): (&Range<usize>, &mut [f32]),
+        elements: &Range<usize>,
+        target: &mut [f32],
     ) {
         for (row, values) in rows.zip(values.chunks_exact(width.max(1))) {
             let place = self.place(row);
@@ -85,7 +87,8 @@ impl Strides {
     /// gives elements that lie one behind the other.
     pub fn gather(
         &self,
-        (first, width): (usize, usize),
+        first: usize,
+        width: usize,
         target: &mut [f32],
         read: &mut ReadElements<'_>,
     ) -> Result<(), HfError> {

@@ -42,7 +42,7 @@ impl WeightEntry {
         for run in self.runs().iter().filter(|run| run.tensor == tensor) {
             for rows in row_blocks(run.rows_among(&elements, width), width) {
                 let values = read(rows.clone())?;
-                run.scatter((rows, &values), width, (&elements, &mut target));
+                run.scatter(rows, &values, width, &elements, &mut target);
             }
         }
         Ok(target)

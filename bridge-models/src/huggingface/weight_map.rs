@@ -253,12 +253,13 @@ impl WeightMap {
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
         let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts, num_layers, num_predictions };
         let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
-        Self::from_shapes((family, &is_of), shapes.collect(), sizes, experts)
+        Self::from_shapes(family, &is_of, shapes.collect(), sizes, experts)
     }
 
     /// The map of parameters with these names and shapes: in time that is linear in their number.
     fn from_shapes(
-        (family, is_of): (&Family, &dyn Fn(&WeightRule) -> bool),
+        family: &Family,
+        is_of: &dyn Fn(&WeightRule) -> bool,
         parameters: Vec<(String, Vec<usize>)>,
         sizes: Sizes,
         experts: ExpertLayout,
@@ -381,7 +382,8 @@ impl WeightEntry {
     /// If a tensor of the source has another shape than [`WeightEntry::tensors`] says.
     pub fn read_part(
         &self,
-        (rows, columns): (Range<usize>, Range<usize>),
+        rows: Range<usize>,
+        columns: Range<usize>,
         source: &dyn TensorSource,
         name_of: &dyn Fn(&str) -> String,
     ) -> Result<Vec<f32>, HfError> {
@@ -397,7 +399,7 @@ impl WeightEntry {
             let strides = Strides { rows: run.row_stride, columns: run.column_stride };
             let stored = &self.tensors[run.tensor];
             let (name, begin) = (name_of(&stored.name), stored.start());
-            strides.gather((first, columns.len()), target, &mut |start, target| {
+            strides.gather(first, columns.len(), target, &mut |start, target| {
                 source.read_into(&name, begin + start, target)
             })?;
         }

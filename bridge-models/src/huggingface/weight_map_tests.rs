@@ -92,7 +92,7 @@ fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
 
 #[test]
 fn layers_and_experts_are_numbered_alike_on_both_sides() {
-    let map = WeightMap::from_shapes((&MIXTURE, &|_| true), parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
+    let map = WeightMap::from_shapes(&MIXTURE, &|_| true, parameters(12, 11), SIZES, ExpertLayout::Apart).unwrap();
     let entry = map.entry("decoder.layers.11.mlp.experts.local_experts.10.linear_fc1.weight").unwrap();
     let expected = ["gate", "up"].map(|half| format!("model.layers.11.mlp.experts.10.{half}_proj.weight"));
     let whole = |name, shape| StoredTensor { name, shape, part: None };
@@ -101,7 +101,7 @@ fn layers_and_experts_are_numbered_alike_on_both_sides() {
     assert_eq!(dense.tensors[1], whole("model.layers.2.mlp.up_proj.weight".into(), vec![11, 7]));
     let values: Vec<f32> = (0..70_u8).map(f32::from).collect();
     let stored = entry.tensors.iter().map(|stored| stored.name.clone()).zip(entry.split(&values)).collect();
-    assert_eq!(entry.read_part((0..10, 0..7), &InMemory(stored), &str::to_owned).unwrap(), values);
+    assert_eq!(entry.read_part(0..10, 0..7, &InMemory(stored), &str::to_owned).unwrap(), values);
     assert!(map.entry("decoder.layers.12.input_layernorm.weight").is_none());
 }
 
@@ -151,7 +151,7 @@ fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option
     for piece in [(0..60, 0..7), (3..4, 0..7), (7..41, 2..5), (59..60, 6..7), (5..5, 0..7)] {
         let row = |row: usize| piece.1.clone().map(move |column| (row * columns + column) as f32);
         let expected: Vec<f32> = piece.0.clone().flat_map(row).collect();
-        let found = entry.read_part(piece.clone(), &source, &str::to_owned).unwrap();
+        let found = entry.read_part(piece.0.clone(), piece.1.clone(), &source, &str::to_owned).unwrap();
         assert_eq!(found, expected, "{fusion:?} {storage:?} {piece:?} {part:?}");
     }
 }
@@ -178,7 +178,7 @@ fn rows_of_two_halves_may_take_turns() {
 fn a_parameter_without_a_rule_is_named() {
     let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
     let error =
-        WeightMap::from_shapes((&MIXTURE, &|_| true), unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
+        WeightMap::from_shapes(&MIXTURE, &|_| true, unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
     assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
 }
 
@@ -187,7 +187,7 @@ fn names_of_a_mixture_of_671_billion_are_mapped_in_linear_time() {
     let parameters = parameters(61, 384);
     assert!(parameters.len() > 44_000, "{}", parameters.len());
     let started = Instant::now();
-    let map = WeightMap::from_shapes((&MIXTURE, &|_| true), parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
+    let map = WeightMap::from_shapes(&MIXTURE, &|_| true, parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
     for (name, shape) in &parameters {
         assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
     }

@@ -66,13 +66,7 @@ pub struct Buckets {
 
 /// The curve of a figure between two places of an axis, in at most `count` stretches of the same
 /// width. `None` if there is no such figure.
-pub fn buckets(
-    table: &Table,
-    (kind, name): (&str, &str),
-    axis: Axis,
-    range: (f64, f64),
-    count: usize,
-) -> Option<Buckets> {
+pub fn buckets(table: &Table, kind: &str, name: &str, axis: Axis, range: (f64, f64), count: usize) -> Option<Buckets> {
     let series = table.series(kind, name)?;
     let places = axis.places(table);
     let mut next = 0;

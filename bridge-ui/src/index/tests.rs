@@ -71,7 +71,7 @@ fn damaged_lines_are_counted_and_passed_over() {
     let mut follower = Follower::new(&path);
     let progress = follower.read_on(1 << 20).unwrap();
     assert_eq!((follower.damaged(), losses(&follower).len(), progress.has_more), (2, 2, false));
-    let curve = buckets(follower.table(), ("train", "loss"), Axis::Step, (0.0, 9.0), 10).unwrap();
+    let curve = buckets(follower.table(), "train", "loss", Axis::Step, (0.0, 9.0), 10).unwrap();
     assert_eq!((curve.x, curve.not_finite), (vec![1.0], 0), "the range ends with the last finite value");
 }
 
@@ -110,7 +110,7 @@ fn places_in_time_and_tokens_are_sums_over_steps() {
     let mut table = Table::default();
     let text: String = (1..=4).map(|i| line(i, 1.0)).collect();
     table.add(format!("{text}{{\"kind\":\"valid\",\"iteration\":3,\"loss\":7}}\n").as_bytes());
-    let places = |kind: &str, axis| buckets(&table, (kind, "loss"), axis, (f64::MIN, f64::MAX), 100).unwrap().x;
+    let places = |kind: &str, axis| buckets(&table, kind, "loss", axis, (f64::MIN, f64::MAX), 100).unwrap().x;
     assert_eq!(places("train", Axis::Time), [0.5, 1.0, 1.5, 2.0]);
     assert_eq!(places("train", Axis::Tokens), [4.0, 8.0, 12.0, 16.0]);
     assert_eq!(places("valid", Axis::Tokens), [12.0]);
@@ -134,7 +134,7 @@ proptest! {
             all.push((iteration as f64, value));
         }
         let finite: Vec<(f64, f64)> = all.iter().copied().filter(|(_, value)| value.is_finite()).collect();
-        let found = buckets(&table, ("train", "loss"), Axis::Step, (from, from + length), count);
+        let found = buckets(&table, "train", "loss", Axis::Step, (from, from + length), count);
         prop_assert_eq!(found.is_none(), finite.is_empty());
         let Some(found) = found else { return Ok(()) };
         let (low, high) = (from.max(finite[0].0), (from + length).min(finite[finite.len() - 1].0));

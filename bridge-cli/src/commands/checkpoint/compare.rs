@@ -26,7 +26,7 @@ enum TensorDifference {
     Values { count: usize, of: usize, largest: f64 },
 }
 
-pub(super) fn run((first, second): (&Path, &Path), is_json: bool) -> Result<u8, Failure> {
+pub(super) fn run(first: &Path, second: &Path, is_json: bool) -> Result<u8, Failure> {
     let [a, b] = [opened(first)?, opened(second)?];
     let configs = [a.run_config().map_err(failed)?, b.run_config().map_err(failed)?];
     let settings = differences_of_configs(&[configs[0].as_str(), configs[1].as_str()]);

@@ -83,7 +83,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         Command::List(place) => list(place),
         Command::Inspect(place) => inspect(place),
         Command::Verify(place) => verify(place),
-        Command::Diff { first, second, json } => compare::run((first, second), *json),
+        Command::Diff { first, second, json } => compare::run(first, second, *json),
         Command::Prune(prune) => prune.run(),
     }
 }

@@ -280,8 +280,7 @@ fn split_sequences(
     let is_mock = matches!(config.dataset.kind.as_str(), "mock" | "mock_t5");
     let split = Split::from(arguments.split);
     let is_weighted = has_weights(&config.dataset, split);
-    let reader = (model.tokenizer.as_deref(), split);
-    let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, reader)?;
+    let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, model.tokenizer.as_deref(), split)?;
     let datasets = data.datasets();
     let dataset = match split {
         Split::Train => &datasets.train,

@@ -97,7 +97,7 @@ impl Evaluation<'_> {
         let mut requests = Vec::new();
         for (number, item) in items.iter().enumerate() {
             for text in item.answer.texts() {
-                let continuation = self.continuation((arguments, adds_bos), &item.context, text);
+                let continuation = self.continuation(arguments, adds_bos, &item.context, text);
                 let continuation = continuation.map_err(|failure| failure.about(&item.place))?;
                 requests.push((number, continuation));
             }
@@ -141,7 +141,8 @@ impl Evaluation<'_> {
     /// end.
     fn continuation(
         &self,
-        (arguments, adds_bos): (&TaskArguments, bool),
+        arguments: &TaskArguments,
+        adds_bos: bool,
         context: &str,
         answer: &str,
     ) -> Result<Continuation, Failure> {

@@ -229,7 +229,7 @@ impl Tuning {
 fn lengths(recipe: &Recipe) -> Result<Vec<usize>, Failure> {
     let config = trial::parse(recipe)?.finalize(&World::SINGLE)?;
     let progress: Arc<dyn ProgressSink> = Arc::new(NoProgress);
-    let data = RunData::of_model(&Arc::new(config), &registry().datasets, &progress, (None, Split::Train))?;
+    let data = RunData::of_model(&Arc::new(config), &registry().datasets, &progress, None, Split::Train)?;
     let dataset = data.datasets().train.clone();
     let dataset = dataset.ok_or_else(|| Failure::input("the examples have no training split"))?;
     let length = |at| {

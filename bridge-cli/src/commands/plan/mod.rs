@@ -221,7 +221,7 @@ impl Arguments {
         };
         let matrix_units = has_matrix_units(Some(room));
         let options = SearchOptions { world_size, rates, memory_bytes: room.memory, matrix_units, count: self.count };
-        search::run(&recipe, (&options, room), &named, self.json)
+        search::run(&recipe, &options, room, &named, self.json)
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Named {
 /// Searches, and prints what is found and where the named layouts stand.
 pub fn run(
     recipe: &RawConfig,
-    (options, room): (&SearchOptions, &Room),
+    options: &SearchOptions,
+    room: &Room,
     named: &[Named],
     is_json: bool,
 ) -> Result<u8, Failure> {

@@ -200,6 +200,6 @@ impl<'r> Draft<'r> {
         });
         errors.collect::<ConfigErrors>().into_result(())?;
         let resolved = resolve(&self.recipe);
-        Ok(RunConfig::new(resolved, self.recipe, (self.warnings, self.idle), self.raw.origins().clone()))
+        Ok(RunConfig::new(resolved, self.recipe, self.warnings, self.idle, self.raw.origins().clone()))
     }
 }

@@ -27,7 +27,8 @@ impl Inputs {
     /// samples. All ranks call this together.
     pub fn next_micro_batches(
         &mut self,
-        (groups, timers): (&ProcessGroups, &Timers),
+        groups: &ProcessGroups,
+        timers: &Timers,
         count: u64,
         consumed: u64,
     ) -> Result<Vec<MicroBatch>, InputError> {

@@ -129,7 +129,8 @@ impl RunData {
         registry: &DatasetRegistry,
         text: &PreparedText,
         observer: &Arc<dyn ProgressSink>,
-        (place, once): (DataParallel, Option<gpt::Split>),
+        place: DataParallel,
+        once: Option<gpt::Split>,
     ) -> Result<Self, InputError> {
         let told = Arc::new(Mutex::new(Told::default()));
         let built = build_splits(config, registry, text, &|tokenizer| DatasetBuildContext {
@@ -171,12 +172,13 @@ impl RunData {
         config: &Arc<RunConfig>,
         registry: &DatasetRegistry,
         progress: &Arc<dyn ProgressSink>,
-        (tokenizer, split): (Option<&dyn Tokenizer>, gpt::Split),
+        tokenizer: Option<&dyn Tokenizer>,
+        split: gpt::Split,
     ) -> Result<Self, InputError> {
         let base = tokenizer.map(loaded_again).transpose()?.flatten().map(Arc::new);
         let text = prepare(config, base.as_ref(), progress)?;
         let place = DataParallel { rank: 0, size: config.parallel.data };
-        let data = Self::build(config, registry, &text, progress, (place, Some(split)))?;
+        let data = Self::build(config, registry, &text, progress, place, Some(split))?;
         if let (Some(base), Some(own)) = (&base, data.tokenizer()) {
             check_tokenizer_of_model(config, base, own.as_ref())?;
         }
@@ -299,7 +301,8 @@ impl RunData {
         &mut self,
         config: &RunConfig,
         split: Split,
-        (sets, consumed): (&[EvaluatedSet], u64),
+        sets: &[EvaluatedSet],
+        consumed: u64,
     ) -> Result<Vec<DataLoader>, InputError> {
         if split == Split::Valid && !self.valid.is_empty() {
             return Ok(std::mem::take(&mut self.valid));

@@ -238,7 +238,8 @@ impl Executor {
     /// If there are gradients of the output of a chunk that ends with the loss.
     pub fn backward(
         &self,
-        (in_flight, output_gradients): (InFlight, Boundary),
+        in_flight: InFlight,
+        output_gradients: Boundary,
         chunk: &mut dyn ModelChunk,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
@@ -262,7 +263,7 @@ impl Executor {
                 }
             };
             self.look_at_gradients(chunk, segments.end, &gradients);
-            gradients = region_spans::backward(&self.observers.timers, (&|| chunk.segments(), segments), || {
+            gradients = region_spans::backward(&self.observers.timers, &|| chunk.segments(), segments, || {
                 region_backward(chunk, input, output, gradients, hooks)
             });
             hooks.after(chunk, segments);
@@ -284,7 +285,7 @@ impl Executor {
         if self.observers.looks_at_gradients()
             && let Some(gradient) = gradients.get(HIDDEN_STATES)
         {
-            self.observers.gradient((&chunk.segments(), segment), gradient);
+            self.observers.gradient(&chunk.segments(), segment, gradient);
         }
     }
 

@@ -52,8 +52,8 @@ impl Observers {
     }
 
     /// Shows the gradient of the residual stream before segment `index`.
-    pub(in crate::train) fn gradient(&self, (all, index): (&[Segment], usize), gradient: &Tensor<3>) {
-        streams::look_at(&self.inspector, (all, index), Sort::Gradients, gradient);
+    pub(in crate::train) fn gradient(&self, all: &[Segment], index: usize, gradient: &Tensor<3>) {
+        streams::look_at(&self.inspector, all, index, Sort::Gradients, gradient);
         if let Some(segment) = all.get(index) {
             self.gradients.add(|| streams::segment_name(segment), gradient);
         }
@@ -139,7 +139,8 @@ pub(in crate::train) fn forward(
 /// Runs the backward of a region, with a span for each of its segments.
 pub(in crate::train) fn backward<T>(
     timers: &Timers,
-    (all, segments): (&dyn Fn() -> Vec<Segment>, &Range<usize>),
+    all: &dyn Fn() -> Vec<Segment>,
+    segments: &Range<usize>,
     work: impl FnOnce() -> T,
 ) -> T {
     let spans = timers.spans();
@@ -192,7 +193,7 @@ fn marked(
             observers.timers.spans().backward_reached(segment);
         }
         if name == HIDDEN_STATES {
-            observers.gradient((&all, segment + 1), &gradient);
+            observers.gradient(&all, segment + 1, &gradient);
         }
         vec![gradient.into_dispatch()]
     })

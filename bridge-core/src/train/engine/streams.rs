@@ -27,17 +27,12 @@ impl Sort {
 /// Looks at the residual stream before segment `index` of a chunk, where there is one.
 pub(in crate::train) fn look(inspector: &Inspector, at: (&[Segment], usize), sort: Sort, boundary: &Boundary) {
     if let Some(tensor) = boundary.get(HIDDEN_STATES) {
-        look_at(inspector, at, sort, tensor);
+        look_at(inspector, at.0, at.1, sort, tensor);
     }
 }
 
 /// As [`look`], at the tensor itself.
-pub(in crate::train) fn look_at(
-    inspector: &Inspector,
-    (all, index): (&[Segment], usize),
-    sort: Sort,
-    tensor: &Tensor<3>,
-) {
+pub(in crate::train) fn look_at(inspector: &Inspector, all: &[Segment], index: usize, sort: Sort, tensor: &Tensor<3>) {
     let (before, after) = sort.kinds();
     let values = || numbers(tensor.clone());
     if let Some(segment) = index.checked_sub(1).and_then(|index| all.get(index)) {

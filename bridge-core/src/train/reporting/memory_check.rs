@@ -35,7 +35,8 @@ pub(in crate::train) fn check(
     config: &RunConfig,
     models: &ModelRegistry,
     groups: &ProcessGroups,
-    (padded_vocab_size, of_teacher): (usize, u64),
+    padded_vocab_size: usize,
+    of_teacher: u64,
     reporter: &Reporter,
 ) -> Result<Option<NotEnoughMemory>, CommError> {
     let moves_activations = plan::settings::activation_offload(config) != Offload::Nothing;

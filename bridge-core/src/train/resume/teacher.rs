@@ -215,7 +215,7 @@ impl Teacher {
         let chunks = agreement::agree(groups, "building the teacher", built)?;
         let pipeline = pipeline::forward_pipeline(config, &context.parallel, &chunks, &device);
         let (rows, fingerprint) = (self.shared_rows, self.fingerprint(config));
-        Ok(Distillation::new(chunks, pipeline, (self.settings, rows), &fingerprint))
+        Ok(Distillation::new(chunks, pipeline, self.settings, rows, &fingerprint))
     }
 
     /// Fingerprint of the inputs that determine its outputs: its weights, settings and tokenizer,

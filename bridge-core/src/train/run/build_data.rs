@@ -31,7 +31,7 @@ pub(in crate::train) fn build_data(
     let text = prepare_text_of_ranks(preparation)?;
     let build = |config: &Arc<RunConfig>| {
         agreement::first_alone(groups, "preparing data", || {
-            RunData::build(config, &registry.datasets, &text, &reporter.progress(), (data_parallel(groups), None))
+            RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups), None)
         })
     };
     let (mut config, mut data) = (Arc::clone(config), build(config)?);

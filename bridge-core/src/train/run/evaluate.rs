@@ -69,7 +69,7 @@ pub(in crate::train) fn evaluate_at(
     if sets.is_empty() {
         return Ok(Evaluation::NoData);
     }
-    let mut loaders = run.inputs.data.evaluation(&run.config, split, (&sets, consumed))?;
+    let mut loaders = run.inputs.data.evaluation(&run.config, split, &sets, consumed)?;
     let timers = Arc::clone(&run.timers);
     let timer = timers.start("evaluate", TimerLevel::Iteration);
     let (mut losses, mut num_samples, mut num_bytes) = (Losses::new(), 0, Some(0));

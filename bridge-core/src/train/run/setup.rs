@@ -102,7 +102,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
     let lineage = Lineage::from_run(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
-    let mut reporter = Reporter::new(&config, (options.console, options.verbosity), groups.world().rank());
+    let mut reporter = Reporter::new(&config, options.console, options.verbosity, groups.world().rank());
     let process = (options.signals, options.rank_env.unit);
     let exits = watch(&config, groups, process, (options.cancel, options.started), &reporter, &heartbeat)?;
     let requests = exits.requests();
@@ -111,7 +111,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
     let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    let teacher = fitting(teacher, &preparation, (&data, padded_vocab_size), &registry.models)?;
+    let teacher = fitting(teacher, &preparation, &data, padded_vocab_size, &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
     let opened = open(
         &mut reporter,
@@ -127,9 +127,9 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         options.sinks,
     );
     let lock = agreement::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups, (&heartbeat, manager))?;
+    let saver = Saver::open(&config, groups, &heartbeat, manager)?;
     let dumps = GradientDumps::open(&config, groups, &heartbeat)?;
-    let temporary = Temporary::open(&config, groups, (begun.step, &heartbeat))?;
+    let temporary = Temporary::open(&config, groups, begun.step, &heartbeat)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let forward_step = dpo::step_of(&config, options.forward_step);
     let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
@@ -139,7 +139,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let placement = convert::placement(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
-        subsystems: Subsystems::new(&config, groups, (losses, placement, &options.rank_env), options.subsystems)?,
+        subsystems: Subsystems::new(&config, groups, losses, placement, &options.rank_env, options.subsystems)?,
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, start.as_ref())?,
             data,
@@ -187,7 +187,7 @@ fn watch(
     heartbeat: &Arc<Heartbeat>,
 ) -> Result<Exits, TrainError> {
     let signals = watch_signals(config, process.0, process.1)?;
-    let mut exits = Exits::new(groups, signals, from_outside, Arc::clone(heartbeat))?;
+    let mut exits = Exits::new(groups, signals, from_outside.0, from_outside.1, Arc::clone(heartbeat))?;
     if agreement::is_first(groups) && process.0 == WatchSignals::Process {
         exits.announce(reporter.progress(), config);
     }
@@ -220,7 +220,8 @@ fn restore(
 fn fitting(
     teacher: Option<Teacher>,
     &Preparation { config, groups, reporter, .. }: &Preparation<'_>,
-    (data, rows): (&RunData, usize),
+    data: &RunData,
+    rows: usize,
     models: &ModelRegistry,
 ) -> Result<Option<Teacher>, TrainError> {
     // What reading the data left is not needed again.
@@ -228,7 +229,7 @@ fn fitting(
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = agreement::agree(groups, "comparing the model with its teacher", teacher)?;
     let of_teacher = teacher.as_ref().map_or(0, |teacher| teacher.bytes(config));
-    let refused = memory_check::check(config, models, groups, (rows, of_teacher), reporter)?;
+    let refused = memory_check::check(config, models, groups, rows, of_teacher, reporter)?;
     let fits = refused.map_or(Ok(()), |refused| Err(TrainError::NotEnoughMemory(refused.into())));
     agreement::agree(groups, "checking the memory", fits)?;
     if let Some(why) = offload::nothing_moves(config) {
@@ -297,8 +298,14 @@ fn build_training(
     let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
     last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
-    let sizes = (padded_vocab_size, config.dpo.is_some());
-    let flops = SequenceFlops::new(model_config, adapter.clone(), sizes, (config.model.seq_length, &outline));
+    let flops = SequenceFlops::new(
+        model_config,
+        adapter.clone(),
+        padded_vocab_size,
+        config.dpo.is_some(),
+        config.model.seq_length,
+        &outline,
+    );
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
     let settings = convert::optimizer_settings(config);
@@ -438,7 +445,7 @@ fn open(
     let Opening { config, start, begun, lineage, faults, warnings } = *opening;
     reporter.go_by(config);
     let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
-    reporter.open_sinks((&lineage.run, begun), sinks)?;
+    reporter.open_sinks(&lineage.run, begun, sinks)?;
     if agreement::is_first(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);

@@ -106,5 +106,5 @@ pub(in crate::train) fn skip_micro_batches(
 
 fn next_micro_batches(run: &mut TrainingRun, count: usize) -> Result<Vec<MicroBatch>, InputError> {
     let consumed = run.state.train_state.consumed_train_samples;
-    run.inputs.next_micro_batches((&run.groups, &run.timers), count as u64, consumed)
+    run.inputs.next_micro_batches(&run.groups, &run.timers, count as u64, consumed)
 }

@@ -54,7 +54,7 @@ impl Outputs {
             self.stop_deadline.checkpoint_saved(report.iteration);
         }
         if let Some(report) = report.filter(|_| agreement::is_first(groups)) {
-            self.reporter.save(state, (SaveStage::Ended, report.iteration), Some(report));
+            self.reporter.save(state, SaveStage::Ended, report.iteration, Some(report));
         }
     }
 

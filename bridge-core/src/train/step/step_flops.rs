@@ -23,8 +23,10 @@ impl SequenceFlops {
     pub fn new(
         model: Box<dyn ModelConfig>,
         adapter: Option<Arc<dyn Adapter>>,
-        (padded_vocab_size, has_reference): (usize, bool),
-        (length, outline): (usize, &Outline),
+        padded_vocab_size: usize,
+        has_reference: bool,
+        length: usize,
+        outline: &Outline,
     ) -> Self {
         let by_length = BTreeMap::from([(length, flops(outline, has_reference))]);
         Self { model, adapter, padded_vocab_size, has_reference, by_length }

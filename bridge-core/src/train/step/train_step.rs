@@ -312,7 +312,7 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     let timers = Arc::clone(&run.timers);
     let _sharing = timers.span("share-losses", Labels::default());
     let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
-    run.subsystems.losses.judge((&run.groups, &run.outputs.reporter), &own)?;
+    run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &own)?;
     // Shared with the losses, which costs no message.
     let is_counted = run.config.dataset.kind == FINETUNING && objective == LM_LOSS;
     if is_counted {
@@ -419,7 +419,7 @@ fn window_pass(
         };
         let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
-        take_losses(run, gathered, (loss_sums, &batches[pass.clone()]), start + pass.end == total);
+        take_losses(run, gathered, loss_sums, &batches[pass.clone()], start + pass.end == total);
         drop(timer);
         custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
         gathered.take(&metrics);
@@ -437,7 +437,7 @@ fn window_pass(
 
 /// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a
 /// timer runs: one that nobody waits in would not see the device at work.
-fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, (losses, batches): (LossSums, &[Batch]), is_last: bool) {
+fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, losses: LossSums, batches: &[Batch], is_last: bool) {
     if is_last && !run.timers.run_at(TimerLevel::Phase) {
         gathered.unread = Some((losses, batches.to_vec()));
     } else {
@@ -449,8 +449,13 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<S
     run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
-    let held = (run.training.chunks.as_mut_slice(), &mut run.training.gradients);
-    let outcome = run.training.optimizer.step_with_grad_norm_sq(pass.squares, held, &rates.groups, scales)?;
+    let outcome = run.training.optimizer.step_with_grad_norm_sq(
+        pass.squares,
+        run.training.chunks.as_mut_slice(),
+        &mut run.training.gradients,
+        &rates.groups,
+        scales,
+    )?;
     drop(timer);
     if !outcome.success && run.config.ddp.check_for_nan_in_grad {
         return Err(StepError::GradientNotFinite {

@@ -81,8 +81,10 @@ impl Deadline {
     pub fn begin(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (watch, unit): (WatchSignals, RankUnit),
-        (flag, stop_deadline): (Option<SignalFlag>, &Arc<StopDeadline>),
+        watch: WatchSignals,
+        unit: RankUnit,
+        flag: Option<SignalFlag>,
+        stop_deadline: &Arc<StopDeadline>,
         progress: Arc<dyn ProgressSink>,
     ) -> Result<Option<Self>, CommonError> {
         let seconds = config.train.exit_signal_deadline_s;

@@ -89,7 +89,8 @@ impl Exits {
     pub fn new(
         groups: &ProcessGroups,
         signals: Option<SignalWatcher>,
-        (cancel, started): (CancelHandle, Instant),
+        cancel: CancelHandle,
+        started: Instant,
         heartbeat: Arc<Heartbeat>,
     ) -> Result<Self, CommError> {
         let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, heartbeat: &heartbeat }.can_come();
@@ -114,7 +115,7 @@ impl Exits {
         progress: Arc<dyn ProgressSink>,
     ) -> Result<(), CommonError> {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.deadline = Deadline::begin(config, groups, process, (flag, &self.stop_deadline), progress)?;
+        self.deadline = Deadline::begin(config, groups, process.0, process.1, flag, &self.stop_deadline, progress)?;
         Ok(())
     }
 

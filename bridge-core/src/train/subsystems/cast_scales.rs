@@ -46,7 +46,7 @@ impl CastScales {
     }
 
     /// The next history of an operand, newest first, and its next scale.
-    fn next(&self, operand: usize, (history, largest): (&[f32], f32), scale: f32) -> (Vec<f32>, f32) {
+    fn next(&self, operand: usize, history: &[f32], largest: f32, scale: f32) -> (Vec<f32>, f32) {
         let kept = history.len().saturating_sub(1);
         let history: Vec<f32> = std::iter::once(largest).chain(history[..kept].iter().copied()).collect();
         let largest = match self.algo {
@@ -65,7 +65,7 @@ impl CastScales {
     fn next_of(&self, maxima: [f64; 3], scales: &[f32], history: &[f32]) -> (Vec<f64>, Vec<f64>) {
         let rows = history.chunks_exact((history.len() / 3).max(1)).zip(maxima).zip(scales).enumerate();
         let (histories, next): (Vec<Vec<f32>>, Vec<f32>) =
-            rows.map(|(operand, ((row, largest), scale))| self.next(operand, (row, largest as f32), *scale)).unzip();
+            rows.map(|(operand, ((row, largest), scale))| self.next(operand, row, largest as f32, *scale)).unzip();
         let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
         (wide(histories.concat()), wide(next))
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn scales_follow_the_largest_of_the_history_or_the_newest() {
-        let next = |algo, margin, operand| scales(algo, margin).next(operand, (&[2.0, 8.0, 1.0], 4.0), 7.0);
+        let next = |algo, margin, operand| scales(algo, margin).next(operand, &[2.0, 8.0, 1.0], 4.0, 7.0);
         assert_eq!(next(AmaxAlgo::Max, 0, 0), (vec![4.0, 2.0, 8.0], 56.0));
         assert_eq!(next(AmaxAlgo::MostRecent, 0, 1), (vec![4.0, 2.0, 8.0], 112.0));
         assert_eq!(next(AmaxAlgo::Max, 2, 0).1, 14.0);
@@ -178,8 +178,8 @@ mod tests {
 
     #[test]
     fn nothing_new_leaves_the_scale() {
-        assert_eq!(scales(AmaxAlgo::MostRecent, 0).next(0, (&[3.0], 0.0), 5.0), (vec![0.0], 5.0));
-        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, (&[0.0, 0.0], 0.0), 5.0).1, 5.0);
-        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, (&[0.0, 0.0], 1e-42), 5.0).1, f32::MAX);
+        assert_eq!(scales(AmaxAlgo::MostRecent, 0).next(0, &[3.0], 0.0, 5.0), (vec![0.0], 5.0));
+        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, &[0.0, 0.0], 0.0, 5.0).1, 5.0);
+        assert_eq!(scales(AmaxAlgo::Max, 0).next(0, &[0.0, 0.0], 1e-42, 5.0).1, f32::MAX);
     }
 }

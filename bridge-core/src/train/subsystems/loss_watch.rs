@@ -87,7 +87,8 @@ impl LossWatch {
     /// it. On the others one that names that rank.
     pub fn judge(
         &mut self,
-        (groups, reporter): (&ProcessGroups, &Reporter),
+        groups: &ProcessGroups,
+        reporter: &Reporter,
         own: &OwnResults,
     ) -> Result<(), SubsystemError> {
         let (pipeline, tensor) = (groups.pipeline(), groups.tensor());

@@ -72,7 +72,9 @@ impl Subsystems {
     pub fn new(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (losses, placement, rank_env): (LossWatch, Placement, &RankEnv),
+        losses: LossWatch,
+        placement: Placement,
+        rank_env: &RankEnv,
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, SubsystemError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);

@@ -25,7 +25,7 @@ impl ThroughputWindow {
 
     /// Notes an end of an iteration: `seconds` on any steady clock, all samples and tokens so far.
     /// Also called once before the first iteration.
-    pub fn push(&mut self, seconds: f64, (samples, tokens): (u64, u64)) {
+    pub fn push(&mut self, seconds: f64, samples: u64, tokens: u64) {
         if self.ends.len() > self.window_size {
             self.ends.pop_front();
         }
@@ -131,13 +131,13 @@ mod tests {
     #[test]
     fn throughput_counts_the_iterations_its_time_spans() {
         let mut window = ThroughputWindow::new(4);
-        window.push(0.0, (0, 0));
+        window.push(0.0, 0, 0);
         for iteration in 1..=10 {
             // Slow at first; the batch grows from 8 to 16 after six iterations.
             let seconds =
                 if iteration <= 3 { f64::from(iteration) * 10.0 } else { 30.0 + f64::from(iteration - 3) * 0.5 };
             let samples = if iteration <= 6 { 8 * iteration } else { 48 + 16 * (iteration - 6) };
-            window.push(seconds, (samples as u64, 32 * samples as u64));
+            window.push(seconds, samples as u64, 32 * samples as u64);
             assert_eq!(window.report(2).is_empty(), iteration < 4, "full after {iteration}");
         }
         let metrics = window.report(2);
@@ -146,8 +146,8 @@ mod tests {
         assert_eq!(named(&metrics, "throughput/tokens_per_sec"), 1024.0);
         assert_eq!(named(&metrics, "throughput/device/tokens_per_sec"), 512.0);
         let mut still = ThroughputWindow::new(1);
-        still.push(1.0, (1, 1));
-        still.push(1.0, (2, 2));
+        still.push(1.0, 1, 1);
+        still.push(1.0, 2, 2);
         assert_eq!(still.report(1), []);
     }
 

@@ -52,7 +52,7 @@ impl TensorMemory {
 
     /// Memory for a message of another rank with this type and number of elements, on the device of
     /// `like`.
-    pub fn place_of((dtype, len): (DType, usize), like: &DevicePart) -> Tensor<1> {
+    pub fn place_of(dtype: DType, len: usize, like: &DevicePart) -> Tensor<1> {
         let (dtype, len) = match dtype {
             DType::U8 => (TensorDType::F16, len / 2),
             DType::Bf16 => (TensorDType::BF16, len),

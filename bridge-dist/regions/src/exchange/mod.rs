@@ -216,7 +216,7 @@ impl<'a> TensorExchange<'a> {
     pub fn all_to_all_uneven(&self, x: Tensor<1>, send: &[usize], receive: &[usize]) -> Result<Tensor<1>, CommError> {
         let input = TensorMemory::extent(&x);
         let output = Extent { len: receive.iter().sum(), ..input };
-        let call = DeviceCall::all_to_all_uneven(&**self.group, (input, send), (output, receive))?;
+        let call = DeviceCall::all_to_all_uneven(&**self.group, input, send, output, receive)?;
         let (mut end, receive) = (0, receive.to_vec());
         let parts = send.iter().map(|count| {
             end += count;

@@ -81,7 +81,8 @@ fn totals<'a>(blocks: impl Iterator<Item = (&'a str, usize)>) -> Vec<OwnerTotal>
 /// Events of the blocks of one rank.
 pub(super) fn window(
     start: &HashMap<usize, Live>,
-    (began, events): (Instant, &[Event]),
+    began: Instant,
+    events: &[Event],
     owners: &[String],
     slot: u8,
     is_cut: bool,
@@ -133,7 +134,8 @@ pub(super) fn window(
 /// Tells of a failure on standard error, and in a file where there is a place for it.
 pub(super) fn failure(
     bytes: usize,
-    (live, owners): (&HashMap<usize, Live>, &[String]),
+    live: &HashMap<usize, Live>,
+    owners: &[String],
     file: Option<PathBuf>,
     named: usize,
 ) {

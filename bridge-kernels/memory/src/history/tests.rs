@@ -99,7 +99,7 @@ fn a_failure_names_owners_by_what_they_hold() {
         (2 << 20, Live { bytes: 90_000, owner: 2, slot: 1 }),
         (3 << 20, Live { bytes: 80_000, owner: 1, slot: 0 }),
     ]);
-    report::failure(1 << 40, (&live, &owners), Some(file.clone()), 2);
+    report::failure(1 << 40, &live, &owners, Some(file.clone()), 2);
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::remove_file(&file).unwrap();
     let lines: Vec<&str> = text.lines().map(str::trim).collect();

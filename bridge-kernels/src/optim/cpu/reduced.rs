@@ -168,7 +168,7 @@ pub enum WeightsSource<'a> {
 
 /// Widens low halves: `start` is the place of the first in the tensor, which `ties` count from.
 #[inline(always)]
-fn widen_remainders(to: &mut [f32], (value, low): (&[u16], &[u16]), ties: &[u32], start: usize) {
+fn widen_remainders(to: &mut [f32], value: &[u16], low: &[u16], ties: &[u32], start: usize) {
     for (to, (high, low)) in to.iter_mut().zip(value.iter().zip(low)) {
         *to = join(*high, *low);
     }
@@ -186,7 +186,7 @@ impl WeightsSource<'_> {
         match self {
             Self::Plain(source) => source.part(start, to.len()).widen(to),
             Self::Remainders { value, low, ties } => {
-                widen_remainders(to, (&value[start..end], &low[start..end]), ties, start);
+                widen_remainders(to, &value[start..end], &low[start..end], ties, start);
             }
         }
     }
@@ -239,7 +239,7 @@ impl Task<'_> {
                     }
                     Weights::Remainders { value, low, ties } => {
                         let (value, low) = (&mut value[start..start + count], &mut low[start..start + count]);
-                        widen_remainders(p, (&*value, &*low), ties, self.start + start);
+                        widen_remainders(p, &*value, &*low, ties, self.start + start);
                         step.run(p, m, v, g);
                         split(p, value, low, self.start + start, &mut found);
                     }
@@ -376,10 +376,10 @@ pub fn largest(values: &[f32]) -> f32 {
 }
 
 /// The float32 values of `value` with low halves and ties, from the place `start` on.
-pub fn joined((value, low): (&[u16], &[u16]), ties: &[u32], start: usize) -> Vec<f32> {
+pub fn joined(value: &[u16], low: &[u16], ties: &[u32], start: usize) -> Vec<f32> {
     let mut values = vec![0.0; value.len()];
     let chunks = values.par_chunks_mut(CHUNK).zip(value.par_chunks(CHUNK).zip(low.par_chunks(CHUNK))).enumerate();
-    chunks.for_each(|(i, (to, halves))| vectorised!(widen_remainders(to, halves, ties, start + i * CHUNK)));
+    chunks.for_each(|(i, (to, halves))| vectorised!(widen_remainders(to, halves.0, halves.1, ties, start + i * CHUNK)));
     values
 }
 

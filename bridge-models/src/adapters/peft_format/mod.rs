@@ -180,7 +180,7 @@ impl PeftAdapter {
             };
             let weight_oi = value.reshape([whole.outputs, whole.inputs]);
             let count = whole.outputs * whole.inputs;
-            merged(weight_oi, &whole, (branches, self.method), (&matrices, &vectors)).reshape([count]).into()
+            merged(weight_oi, &whole, branches, self.method, (&matrices, &vectors)).reshape([count]).into()
         });
         Ok(chunk)
     }
@@ -202,8 +202,8 @@ impl PeftAdapter {
             }
         }
         for SavedParameter { entry, .. } in &self.saved {
-            let all = (0..entry.shape[0], 0..entry.row_length());
-            let read = entry.read_part(all, &self.source, &|name| self.saved_name(name))?;
+            let read = entry
+                .read_part(0..entry.shape[0], 0..entry.row_length(), &self.source, &|name| self.saved_name(name))?;
             values.insert(entry.parameter.clone(), HostTensor { shape: entry.shape.clone(), values: read });
         }
         Ok(values)

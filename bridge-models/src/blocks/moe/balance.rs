@@ -221,7 +221,7 @@ pub(super) struct WholeBatch {
 
 impl WholeBatch {
     /// Gathers rows of `batch` sequences.
-    pub fn gather(rows: &[f64], (n, batch): (usize, usize), input: &MoeInput) -> Self {
+    pub fn gather(rows: &[f64], n: usize, batch: usize, input: &MoeInput) -> Self {
         let own = input.regions.token_numbers(batch, n / batch);
         let mut numbered: Vec<f64> = Vec::with_capacity(rows.len() + n);
         let width = rows.len() / n;

@@ -34,7 +34,7 @@ impl Capacity {
             rows.extend(weights);
             rows.extend(experts.iter().map(|number| expert(number) as f64));
         }
-        let whole = WholeBatch::gather(&rows, (n, batch), input);
+        let whole = WholeBatch::gather(&rows, n, batch, input);
         let (mut weights, mut experts) = (Vec::new(), Vec::new());
         for row in whole.rows.chunks_exact(2 * k) {
             weights.extend(&row[..k]);

@@ -101,7 +101,7 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
     // Tokens by score, probabilities and tokens of each expert, and the sum of squared
     // log-partitions.
     let statistics = (3 * moe.num_experts as u64 + 1) * FLOAT64;
-    let told = |group| exchange((TrafficKind::Expert, group), AllReduce, PassKind::Forward, (1, statistics));
+    let told = |group| exchange(TrafficKind::Expert, group, AllReduce, PassKind::Forward, 1, statistics);
     let mut all = vec![told(GroupKind::Context)];
     if work.place.expert_tensor.size == work.place.tensor.size {
         all.extend(enter_exchanges(moe.num_experts as u64 * FLOAT32, work));
@@ -130,14 +130,20 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
     match moe.dispatcher {
         Dispatcher::AllGather => share(moe, tokens, row, GroupKind::Expert, work.place.expert.size as u64),
         Dispatcher::AllToAll => {
-            let way = (TrafficKind::Expert, GroupKind::Expert);
             let choices = tokens * moe.topk as u64 * row;
             // How many tokens go to each expert; the tokens, to their experts and back, in forward
             // and in backward.
             vec![
-                exchange(way, AllToAll, PassKind::Forward, (1, moe.num_experts as u64 * INT64)),
-                exchange(way, AllToAll, PassKind::Forward, (2, choices)),
-                exchange(way, AllToAll, PassKind::Backward, (2, choices)),
+                exchange(
+                    TrafficKind::Expert,
+                    GroupKind::Expert,
+                    AllToAll,
+                    PassKind::Forward,
+                    1,
+                    moe.num_experts as u64 * INT64,
+                ),
+                exchange(TrafficKind::Expert, GroupKind::Expert, AllToAll, PassKind::Forward, 2, choices),
+                exchange(TrafficKind::Expert, GroupKind::Expert, AllToAll, PassKind::Backward, 2, choices),
             ]
         }
     }
@@ -147,7 +153,7 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
 /// them is summed.
 fn share(moe: &MoeConfig, tokens: u64, row: u64, group: GroupKind, ranks: u64) -> Vec<Exchange> {
     let (choices, rows) = (tokens * moe.topk as u64, tokens * row);
-    let of = |operation, pass, bytes| exchange((TrafficKind::Expert, group), operation, pass, (1, bytes));
+    let of = |operation, pass, bytes| exchange(TrafficKind::Expert, group, operation, pass, 1, bytes);
     vec![
         of(AllGather, PassKind::Forward, choices * INT64),
         of(AllGather, PassKind::Forward, rows),

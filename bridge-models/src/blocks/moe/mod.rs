@@ -98,10 +98,11 @@ impl Moe {
         let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
         let place = scope.place();
         let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, ..config.clone() };
-        let sizes = (moe.expert_width(config), moe.ffn_hidden_size);
-        let expert = |scope: &Scope| Mlp::of_terms(&of_experts, sizes, scope, place.expert_tensor.size);
+        let expert = |scope: &Scope| {
+            Mlp::of_terms(&of_experts, moe.expert_width(config), moe.ffn_hidden_size, scope, place.expert_tensor.size)
+        };
         let shared_scope = scope.child("shared_experts");
-        let shared = |size: usize| Mlp::of_terms(config, (config.hidden_size, size), &shared_scope, place.tensor.size);
+        let shared = |size: usize| Mlp::of_terms(config, config.hidden_size, size, &shared_scope, place.tensor.size);
         let gate = || {
             let (shape, cut) = ([1, config.hidden_size], TensorPartition::Replicated(GradientScope::OwnPart));
             shared_scope.parameter("gate_weight", shape, cut, InitialValues::new(config).weight, ParameterRole::Weight)

@@ -117,7 +117,7 @@ impl Router {
             None => vec![0.0; e],
         };
         let padding_n = input.padding_of_router(b, t);
-        let preferred = self.training.preferred(&scores, &padding_n, (n, b), input);
+        let preferred = self.training.preferred(&scores, &padding_n, n, b, input);
         let choice =
             Choice::from_scores(&scores, &bias_e, preferred.as_deref(), &self.settings).with_padding(padding_n);
         let injected = self.coefficients.losses(&choice, b, input);
@@ -174,7 +174,7 @@ impl TrainingSettings {
         let stream = key.0.derive(noise::JITTER);
         let factor = |draw: f64| (1.0 + self.jitter * (2.0 * draw - 1.0)) as f32;
         let draw = |run| stream.uniform_range(run).into_iter().map(factor).collect();
-        let factors_btc = input.regions.drawn(x_btc.dims(), (&x_btc.device(), x_btc.dtype()), draw);
+        let factors_btc = input.regions.drawn(x_btc.dims(), &x_btc.device(), x_btc.dtype(), draw);
         x_btc * factors_btc
     }
 
@@ -185,7 +185,7 @@ impl TrainingSettings {
         };
         let stream = key.0.derive(noise::FORCED);
         let (device, dtype) = (logits_bte.device(), logits_bte.dtype());
-        let drawn_bte = input.regions.drawn(logits_bte.dims(), (&device, dtype), |run| stream.normal_range(run, 1.0));
+        let drawn_bte = input.regions.drawn(logits_bte.dims(), &device, dtype, |run| stream.normal_range(run, 1.0));
         attach(drawn_bte, vec![logits_bte.into_dispatch()], |gradient: Tensor<3>| vec![gradient.into_dispatch()])
     }
 
@@ -195,7 +195,8 @@ impl TrainingSettings {
         self,
         scores_ne: &[f64],
         padding_n: &[bool],
-        (n, batch): (usize, usize),
+        n: usize,
+        batch: usize,
         input: &MoeInput,
     ) -> Option<Vec<f64>> {
         if !self.sinkhorn || input.key.is_none() {
@@ -203,14 +204,14 @@ impl TrainingSettings {
         }
         let e = scores_ne.len() / n;
         if padding_n.is_empty() {
-            let whole = WholeBatch::gather(scores_ne, (n, batch), input);
+            let whole = WholeBatch::gather(scores_ne, n, batch, input);
             return Some(whole.own_rows(&sinkhorn(&whole.rows, e), e));
         }
         // Scores, then 1 for padding, whose scores stay as they are and balance nothing.
         let marked = scores_ne.chunks_exact(e).zip(padding_n);
         let marked: Vec<f64> =
             marked.flat_map(|(row, pads)| row.iter().copied().chain([f64::from(u8::from(*pads))])).collect();
-        let whole = WholeBatch::gather(&marked, (n, batch), input);
+        let whole = WholeBatch::gather(&marked, n, batch, input);
         let is_counted = |row: &&[f64]| row[e] == 0.0;
         let counted = whole.rows.chunks_exact(e + 1).filter(is_counted).flat_map(|row| row[..e].iter().copied());
         let balanced = sinkhorn(&counted.collect::<Vec<_>>(), e);

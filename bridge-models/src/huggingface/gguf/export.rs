@@ -56,7 +56,8 @@ impl GgufExporter {
     /// be made.
     pub fn new(
         path: &Path,
-        (family, config): (&'static Family, &DecoderConfig),
+        family: &'static Family,
+        config: &DecoderConfig,
         dtype: GgufDtype,
         companions: &BTreeMap<String, Vec<u8>>,
     ) -> Result<Self, HfError> {

@@ -15,7 +15,7 @@ use crate::huggingface::{HfError, HfModel};
 fn exported(name: &str, dtype: GgufDtype, folder: &Path) -> std::path::PathBuf {
     let model = HfModel::open(&golden(name)).unwrap();
     let path = folder.join(format!("{name}.gguf"));
-    let mut exporter = GgufExporter::new(&path, (model.family(), model.config()), dtype, &BTreeMap::new()).unwrap();
+    let mut exporter = GgufExporter::new(&path, model.family(), model.config(), dtype, &BTreeMap::new()).unwrap();
     for entry in model.weight_map().entries() {
         exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
     }
@@ -65,7 +65,7 @@ fn numbers_that_were_of_32_bits_once_are_no_loss() {
     let model = HfModel::open(folder.path()).unwrap();
     let path = folder.path().join("a.gguf");
     let dtype = GgufDtype::F32;
-    let mut exporter = GgufExporter::new(&path, (model.family(), model.config()), dtype, &BTreeMap::new()).unwrap();
+    let mut exporter = GgufExporter::new(&path, model.family(), model.config(), dtype, &BTreeMap::new()).unwrap();
     for entry in model.weight_map().entries() {
         exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
     }

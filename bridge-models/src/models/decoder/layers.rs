@@ -66,7 +66,8 @@ impl DecoderLayer {
         part: SegmentRole,
         x_btc: Tensor<3>,
         mut input: LayerInput<'a>,
-        (state, local): (&'a mut GenerationState, usize),
+        state: &'a mut GenerationState,
+        local: usize,
     ) -> Tensor<3> {
         match self {
             Self::Transformer(layer) => {

@@ -156,7 +156,7 @@ pub(super) fn outline(
     // Layers of multi-token prediction are part of the head.
     let predicting = in_layer(Some(config.num_layers));
     let outputs = declarations.parameters().iter().find(|info| info.of_last_layer).map(|info| info.shape[0]);
-    let of = |segment: &Segment| cost(config, (*segment, outputs), [&in_layer(segment.layer), &predicting]);
+    let of = |segment: &Segment| cost(config, *segment, outputs, [&in_layer(segment.layer), &predicting]);
     let costs = declarations.segments().iter().map(of).collect();
     Outline { declarations, costs: Some(costs) }.adapted(work)
 }
@@ -165,7 +165,8 @@ pub(super) fn outline(
 /// `predicting` is the workload of layers of multi-token prediction.
 fn cost(
     config: &DecoderConfig,
-    (segment, outputs): (Segment, Option<usize>),
+    segment: Segment,
+    outputs: Option<usize>,
     [work, predicting]: [&Workload; 2],
 ) -> SegmentCost {
     match segment.role {
@@ -293,7 +294,7 @@ impl Decoder {
             context.custom_loss.expect("a model without an output projection is run with a loss of the program's");
         let last = LastOutputs::Replaced(layer, context.dropout_key(0, place::LAST_LAYER));
         let parts = HeadOutputs { x_btc: norm.forward(x_btc), last, regions: &self.regions };
-        own.loss_sum((context.batch, context.mode), &parts)
+        own.loss_sum(context.batch, context.mode, &parts)
     }
 
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
@@ -307,7 +308,7 @@ impl Decoder {
         let loss = |x_btc| match context.custom_loss {
             Some(own) => {
                 let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
-                own.loss_sum((context.batch, context.mode), &parts)
+                own.loss_sum(context.batch, context.mode, &parts)
             }
             None => loss_sum(x_btc, projection, targets, &self.regions, context.auxiliary.metrics.map(|_| &accuracy)),
         };
@@ -489,7 +490,7 @@ impl Segments for Decoder {
                     },
                     mlp_key: None,
                 };
-                x_btc = layer.generate(*role, x_btc, input, (&mut *state, local));
+                x_btc = layer.generate(*role, x_btc, input, &mut *state, local);
             }
         }
         state.length = length;

@@ -289,8 +289,14 @@ fn exchanges(work: &Workload) -> Vec<bridge_core::model::Exchange> {
     const INT64: u64 = 8;
     const FLOAT32: u64 = 4;
     let of = |bytes| {
-        let way = (TrafficKind::Context, GroupKind::Context);
-        exchange(way, Operation::AllGather, PassKind::Forward, (1, work.tokens() * bytes))
+        exchange(
+            TrafficKind::Context,
+            GroupKind::Context,
+            Operation::AllGather,
+            PassKind::Forward,
+            1,
+            work.tokens() * bytes,
+        )
     };
     let documents = if work.documents { vec![of(INT64)] } else { Vec::new() };
     [vec![of(INT64), of(FLOAT32)], documents].concat()

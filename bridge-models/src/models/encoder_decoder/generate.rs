@@ -34,7 +34,7 @@ impl EncoderDecoder {
         let scores = Scores { bias_hts: Some(start.bias.forward(s, s)), hidden: None };
         let mut x_bsc = start.embedding.forward(source_bs, &Positions::From(0), &regions, None);
         for layer in &self.encoder {
-            x_bsc = layer.attention(x_bsc, (scores.clone(), None), None, input);
+            x_bsc = layer.attention(x_bsc, scores.clone(), None, None, input);
             x_bsc = layer.feed_forward(x_bsc, input);
         }
         let encoder_bsc = middle.final_layernorm.forward(x_bsc);
@@ -59,7 +59,7 @@ impl EncoderDecoder {
         for (local, layer) in self.decoder.iter().enumerate() {
             let remembered: &mut DecoderState = state.layer(local);
             let source = Source { keys_and_values: remembered.source.clone()?, scores: Scores::default() };
-            x_btc = layer.attention(x_btc, (scores.clone(), Some(&mut remembered.own)), Some(source), input);
+            x_btc = layer.attention(x_btc, scores.clone(), Some(&mut remembered.own), Some(source), input);
             x_btc = layer.feed_forward(x_btc, input);
         }
         state.length = seen;

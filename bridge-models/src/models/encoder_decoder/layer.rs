@@ -81,7 +81,7 @@ impl<'a> LayerInput<'a> {
 
 impl Layer {
     /// Layer `index` of `stack`, number `number` through both. Each of its parts is a segment.
-    pub fn new(config: &DecoderConfig, (stack, index): (Stack, usize), number: usize, scope: &ChunkScope) -> Self {
+    pub fn new(config: &DecoderConfig, stack: Stack, index: usize, number: usize, scope: &ChunkScope) -> Self {
         let name = match stack {
             Stack::Encoder => format!("encoder.layers.{index}"),
             Stack::Decoder => format!("decoder.layers.{index}"),
@@ -116,28 +116,36 @@ impl Layer {
     pub fn attention(
         &self,
         x_btc: Tensor<3>,
-        (scores, state): (Scores, Option<&mut KeyValues>),
+        scores: Scores,
+        state: Option<&mut KeyValues>,
         source: Option<Source>,
         input: LayerInput,
     ) -> Tensor<3> {
         let inner = input.attention(scores, place::ATTENTION_PROBABILITIES);
         let block = |x_btc| self.self_attention.forward(x_btc, inner, state);
-        let x_btc = self.step(x_btc, &self.input_layernorm, block, (place::ATTENTION_OUTPUT, input));
+        let x_btc = self.step(x_btc, &self.input_layernorm, block, place::ATTENTION_OUTPUT, input);
         let (Some(cross), Some(Source { keys_and_values, scores })) = (&self.cross, source) else {
             assert!(self.cross.is_none(), "a layer of the decoder attends to the encoder");
             return x_btc;
         };
         let inner = input.attention(scores, place::CROSS_PROBABILITIES);
         let block = |x_btc| cross.cross_attention.forward(x_btc, keys_and_values, inner);
-        self.step(x_btc, &cross.pre_cross_attn_layernorm, block, (place::CROSS_OUTPUT, input))
+        self.step(x_btc, &cross.pre_cross_attn_layernorm, block, place::CROSS_OUTPUT, input)
     }
 
     /// The second part, `[b, t, c]` -> the same.
     pub fn feed_forward(&self, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         let LayerInput { regions, weight_gradients, key, .. } = input;
-        let inner = (self.dropout, regions.own_key(key(place::MLP_INNER)));
-        let block = |x_btc| self.mlp.forward_with_dropout(x_btc, regions, weight_gradients, inner);
-        self.step(x_btc, &self.pre_mlp_layernorm, block, (place::MLP_OUTPUT, input))
+        let block = |x_btc| {
+            self.mlp.forward_with_dropout(
+                x_btc,
+                regions,
+                weight_gradients,
+                self.dropout,
+                regions.own_key(key(place::MLP_INNER)),
+            )
+        };
+        self.step(x_btc, &self.pre_mlp_layernorm, block, place::MLP_OUTPUT, input)
     }
 
     /// The stream after one block.
@@ -146,7 +154,8 @@ impl Layer {
         x_btc: Tensor<3>,
         norm: &'a Norm,
         block: impl FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a,
-        (place, input): (u64, LayerInput),
+        place: u64,
+        input: LayerInput,
     ) -> Tensor<3> {
         let residual = Residual {
             regions: input.regions,

@@ -126,7 +126,7 @@ impl Parts {
         };
         let norm = |scope: &Scope| Norm::new(config.norm, config.hidden_size, scope, "final_layernorm");
         let layers = |stack, before: usize, layers: &std::ops::Range<usize>| {
-            layers.clone().map(|index| Layer::new(config, (stack, index), before + index, scope)).collect()
+            layers.clone().map(|index| Layer::new(config, stack, index, before + index, scope)).collect()
         };
         let start = first.start.then(|| {
             let segment = scope.segment(SegmentRole::Embedding, None);
@@ -229,7 +229,8 @@ impl EncoderDecoder {
 
     fn layer(
         &self,
-        (stack, local): (Stack, usize),
+        stack: Stack,
+        local: usize,
         part: usize,
         mut input: Boundary,
         context: &ForwardContext,
@@ -264,7 +265,7 @@ impl EncoderDecoder {
             }
         };
         let scores = Scores { bias_hts, hidden: Some(hidden) };
-        let x_btc = layer.attention(x_btc, (scores, None), source, layer_input);
+        let x_btc = layer.attention(x_btc, scores, None, source, layer_input);
         input.with(HIDDEN_STATES, x_btc)
     }
 
@@ -273,7 +274,7 @@ impl EncoderDecoder {
             self.output(x_btc, context.dropout_key(0, place::DECODER_OUTPUT)).expect("the stage has the head");
         if let Some(own) = context.custom_loss {
             let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
-            return own.loss_sum((context.batch, context.mode), &parts);
+            return own.loss_sum(context.batch, context.mode, &parts);
         }
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         loss_sum(x_btc, projection, targets, &self.regions, None)
@@ -343,9 +344,9 @@ impl Segments for EncoderDecoder {
     fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
         SegmentOutput::Boundary(match self.parts()[index] {
             Part::Start => self.start(context),
-            Part::Encoder(local, part) => self.layer((Stack::Encoder, local), part, input, context),
+            Part::Encoder(local, part) => self.layer(Stack::Encoder, local, part, input, context),
             Part::Middle => self.middle(input, context),
-            Part::Decoder(local, part) => self.layer((Stack::Decoder, local), part, input, context),
+            Part::Decoder(local, part) => self.layer(Stack::Decoder, local, part, input, context),
             Part::Head => return SegmentOutput::LossSum(self.head(input.take_hidden_states(), context)),
         })
     }

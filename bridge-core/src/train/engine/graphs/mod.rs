@@ -238,7 +238,9 @@ impl MicroBatchGraphs {
             let mut hooks = GraphHooks::new(
                 (&mut *work.forward_step, batch.batch()),
                 &mut self.sums,
-                (&scalars.factor.tensor, &scalars.keeps.tensor, &always),
+                &scalars.factor.tensor,
+                &scalars.keeps.tensor,
+                &always,
             );
             let sum = pipeline.micro_batch(chunk, &context, &mut hooks)?;
             write_into(&loss, &sum);

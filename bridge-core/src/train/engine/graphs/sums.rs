@@ -81,7 +81,9 @@ impl<'a> GraphHooks<'a> {
     pub fn new(
         step: (&'a mut dyn ForwardStep, &'a Batch),
         sums: &'a mut Sums,
-        (factor, keeps, always): (&'a Tensor<1>, &'a Tensor<1>, &'a Tensor<1>),
+        factor: &'a Tensor<1>,
+        keeps: &'a Tensor<1>,
+        always: &'a Tensor<1>,
     ) -> Self {
         Self { step, sums, factor, keeps, always, begun: BTreeSet::new() }
     }

@@ -229,7 +229,7 @@ impl Pipeline {
     ) -> Result<Tensor<1>, PipelineError> {
         let [executor] = self.executors.as_slice() else { panic!("the model is one chunk") };
         let (in_flight, output) = executor.begin(chunk, Boundary::default(), context, hooks)?;
-        executor.backward((in_flight, Boundary::default()), chunk, context, hooks)?;
+        executor.backward(in_flight, Boundary::default(), chunk, context, hooks)?;
         Ok(output.loss_sum().expect("a whole model ends with its loss"))
     }
 

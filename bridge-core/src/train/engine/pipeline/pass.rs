@@ -201,7 +201,7 @@ impl<'a> PipelinePass<'a> {
         let output_gradients = self.output_gradients.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-        let gradients = executor.backward((graphs, output_gradients), model, &flight.context(), hooks.as_mut())?;
+        let gradients = executor.backward(graphs, output_gradients, model, &flight.context(), hooks.as_mut())?;
         if gradients.is_empty() {
             return Ok(());
         }

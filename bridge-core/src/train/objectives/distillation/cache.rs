@@ -32,7 +32,7 @@ pub(super) struct Cache {
 
 impl Cache {
     /// In `root`. `of` is all that decides what is kept of a sample, besides the sample.
-    pub fn new(root: &Path, of: &str, (rows, k): (usize, usize)) -> Self {
+    pub fn new(root: &Path, of: &str, rows: usize, k: usize) -> Self {
         let of = XxHash3_128::oneshot(of.as_bytes());
         Self { folder: root.join(format!("{of:032x}")), of, k, rows }
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn what_is_cut_or_has_a_changed_bit_is_not_read() {
         let values: Vec<f32> = (0..21).map(|number| (number * number % 13) as f32).collect();
-        let best = Best::select(&values, (7, 2), 1.5);
+        let best = Best::select(&values, 7, 2, 1.5);
         let bytes = encode(99, &best);
         assert_eq!(decode(&bytes, 99, 3, 2), Some(best));
         assert_eq!(decode(&bytes, 98, 3, 2), None);

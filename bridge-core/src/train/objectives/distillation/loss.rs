@@ -79,7 +79,7 @@ impl CustomLoss for Listener {
             Some(k) => {
                 let rows = self.objective.rows;
                 let values: Vec<f32> = logits().narrow(2, 0, rows).into_data().iter::<f32>().collect();
-                Tokens::Best(Arc::new(Best::select(&values, (rows, k), settings.temperature)))
+                Tokens::Best(Arc::new(Best::select(&values, rows, k, settings.temperature)))
             }
         });
         let hidden = || outputs.hidden_states().without_autodiff().cast(FloatDType::F32);

@@ -44,11 +44,12 @@ impl Distillation {
     pub fn new(
         chunks: Vec<Box<dyn ModelChunk>>,
         pipeline: Pipeline,
-        (settings, rows): (DistillationConfig, usize),
+        settings: DistillationConfig,
+        rows: usize,
         fingerprint: &str,
     ) -> Self {
         let kept = settings.cache.as_ref().zip(settings.top_k);
-        let cache = kept.map(|(folder, k)| Cache::new(folder, fingerprint, (rows, k)));
+        let cache = kept.map(|(folder, k)| Cache::new(folder, fingerprint, rows, k));
         Self { chunks, pipeline, objective: Arc::new(Objective { settings, rows }), cache }
     }
 

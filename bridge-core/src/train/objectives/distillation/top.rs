@@ -19,7 +19,7 @@ pub(super) struct Best {
 impl Best {
     /// Best tokens of `logits`, `rows` a token, which are divided by `temperature`. `k` is below
     /// `rows`. Among equal logits the one with the lower id comes first.
-    pub fn select(logits: &[f32], (rows, k): (usize, usize), temperature: f64) -> Self {
+    pub fn select(logits: &[f32], rows: usize, k: usize, temperature: f64) -> Self {
         let of_token = |logits: &[f32]| {
             let mut order: Vec<u32> = (0..rows as u32).collect();
             let compare = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
@@ -108,7 +108,7 @@ mod tests {
     #[test]
     fn the_best_tokens_and_the_rest_are_one() {
         let logits = [1.0, 4.0, 4.0, -2.0, 3.0, 0.5, 0.0, 9.0, -80.0, 2.0, 0.0, 0.0];
-        let best = Best::select(&logits, (6, 3), 2.0);
+        let best = Best::select(&logits, 6, 3, 2.0);
         assert_eq!(best.ids, [1, 2, 4, 1, 3, 0]);
         for token in 0..2 {
             let of_best: f64 = best.log_probabilities[token * 3..][..3].iter().map(|log| f64::from(*log).exp()).sum();
@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn a_model_that_says_the_same_does_not_diverge_and_another_does() {
         let values = [1.0_f32, 4.0, 3.9, -2.0, 3.0, 0.5];
-        let best = Best::select(&values, (6, 2), 1.0);
+        let best = Best::select(&values, 6, 2, 1.0);
         let of = |values: [f32; 6]| {
             let logits = Tensor::<3>::from_data(TensorData::new(values.to_vec(), [1, 1, 6]), &Device::flex());
             best.divergence(logits).into_data().iter::<f64>().next().unwrap()

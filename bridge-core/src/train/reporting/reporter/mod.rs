@@ -90,11 +90,7 @@ impl Outputs {
 impl Reporter {
     /// A reporter that has no files yet, so that a run that is refused leaves those of earlier runs
     /// as they are. Ranks other than 0 only keep warnings and errors, in a file of their own.
-    pub(in crate::train) fn new(
-        config: &Arc<RunConfig>,
-        (console, verbosity): (Console, Verbosity),
-        rank: usize,
-    ) -> Self {
+    pub(in crate::train) fn new(config: &Arc<RunConfig>, console: Console, verbosity: Verbosity, rank: usize) -> Self {
         let is_first = rank == 0;
         let (progress, sink) = match is_first {
             true => open_console(config, console, verbosity),
@@ -121,7 +117,8 @@ impl Reporter {
     /// hands in come after those of the recipe. Ranks other than 0 have none.
     pub(in crate::train) fn open_sinks(
         &mut self,
-        (run, start): (&str, &TrainState),
+        run: &str,
+        start: &TrainState,
         handed_in: Vec<Box<dyn Sink>>,
     ) -> Result<(), CommonError> {
         if !self.is_first {
@@ -255,7 +252,8 @@ impl Reporter {
     pub(in crate::train) fn save(
         &mut self,
         state: &GlobalState,
-        (stage, iteration): (SaveStage, u64),
+        stage: SaveStage,
+        iteration: u64,
         report: Option<&SaveReport>,
     ) {
         if let Some(report) = report {

@@ -69,7 +69,7 @@ impl Recorder {
         let flops_at_start = state.train_state.floating_point_operations_so_far;
         self.interval = Interval { flops_at_start, ..Interval::default() };
         self.start_iteration = state.train_state.step;
-        self.throughput.push(0.0, (0, 0));
+        self.throughput.push(0.0, 0, 0);
         self.started = Instant::now();
     }
 
@@ -93,8 +93,7 @@ impl Recorder {
         self.interval.tokens += step.num_tokens;
         self.trained_samples += step.batch_size;
         self.trained_tokens += step.num_tokens;
-        let trained = (self.trained_samples, self.trained_tokens);
-        self.throughput.push(self.started.elapsed().as_secs_f64(), trained);
+        self.throughput.push(self.started.elapsed().as_secs_f64(), self.trained_samples, self.trained_tokens);
         let mut all = self.of_step(state, step);
         all.extend(self.circumstances(state));
         all.extend(routers(step, self.config.model.moe_per_layer_logging));

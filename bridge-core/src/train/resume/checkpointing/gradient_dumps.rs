@@ -33,7 +33,8 @@ pub(in crate::train) struct GradientDumps {
 impl Dump {
     /// In a folder of `checkpoint.save`; nothing without an interval. All ranks call this together.
     fn open(
-        (folder, every): (&str, Option<usize>),
+        folder: &str,
+        every: Option<usize>,
         config: &RunConfig,
         groups: &ProcessGroups,
         heartbeat: &Arc<Heartbeat>,
@@ -62,8 +63,8 @@ impl GradientDumps {
     ) -> Result<Self, ResumeError> {
         let settings = &config.checkpoint;
         Ok(Self {
-            weights: Dump::open(("wgrads", settings.save_wgrads_interval), config, groups, heartbeat)?,
-            streams: Dump::open(("dgrads", settings.save_dgrads_interval), config, groups, heartbeat)?,
+            weights: Dump::open("wgrads", settings.save_wgrads_interval, config, groups, heartbeat)?,
+            streams: Dump::open("dgrads", settings.save_dgrads_interval, config, groups, heartbeat)?,
         })
     }
 

@@ -75,7 +75,8 @@ fn host(tensor: Tensor<1>) -> Result<HostTensor, CheckpointError> {
 fn device_tensor(
     checkpoint: &Checkpoint,
     name: &str,
-    (shard, flat): (&LocalShard, Range<usize>),
+    shard: &LocalShard,
+    flat: Range<usize>,
     device: &Device,
 ) -> Result<Tensor<1>, CheckpointError> {
     let tensor = checkpoint.load_local(name, shard, flat)?;

@@ -30,7 +30,7 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
     let groups = run.groups.clone();
     let mut sources = Sources::new(&run.config, start, &groups)?;
     let strictness = Strictness::from_config(&run.config);
-    let mut unmatched = strictness.compare(&run.training.chunks, &sources, (&start.checkpoint, &groups))?;
+    let mut unmatched = strictness.compare(&run.training.chunks, &sources, &start.checkpoint, &groups)?;
     sources.leave(&unmatched.absent);
     let restored = restore_rank(run, start, &sources);
     let (known, state) = agreement::agree(&groups, "loading a checkpoint", restored)?;
@@ -172,7 +172,7 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
             checkpoint.expect(&name, saved_dtype(dtype), &shard.global_shape())?;
         }
         let device = optimizer.state_device(parameter, &plain);
-        let stored = load_stored(checkpoint, (kind, parameter), (shard, range), &device)?;
+        let stored = load_stored(checkpoint, kind, parameter, shard, range, &device)?;
         if optimizer.load_tensor(&format!("{kind}.{parameter}"), stored, parameters.get(parameter)) {
             loaded.insert((kind, parameter));
         }
@@ -200,12 +200,11 @@ fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resu
             let Some(range) = run.training.optimizer.distribution().state_range(name) else { continue };
             let Some(checkpoint) = sources.checkpoint_for(declaration) else { continue };
             let master = format!("{OPTIMIZER_PREFIX}{MASTER}.{name}");
-            let place = (&shards[name], range);
             let device = run.training.optimizer.state_device(name, &plain);
             let stored = if checkpoint.names_in("optimizer").any(|name| name == master) {
-                load_stored(checkpoint, (MASTER, name), place, &device)?
+                load_stored(checkpoint, MASTER, name, &shards[name], range, &device)?
             } else if checkpoint.tensor(name)?.dtype == DType::F32 {
-                Stored::Plain(device_tensor(checkpoint, name, place, &device)?)
+                Stored::Plain(device_tensor(checkpoint, name, &shards[name], range, &device)?)
             } else {
                 continue;
             };
@@ -277,7 +276,7 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resum
         checkpoint.expect(&name, found.dtype, &shard.global_shape())?;
         let whole = 0..shard.num_elements();
         let range = run.training.optimizer.distribution().shard_range(&name).unwrap_or(whole);
-        let value = device_tensor(checkpoint, &name, (&shard, range), &device)?;
+        let value = device_tensor(checkpoint, &name, &shard, range, &device)?;
         owned.insert(name, value.cast(if declaration.is_float32() { FloatDType::F32 } else { dtype }));
     }
     Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
@@ -364,7 +363,7 @@ pub(super) fn load_from<'a>(
         let Some(shard) = local_shards.get(name) else {
             return old.into();
         };
-        match device_tensor(sources[name], name, (shard, 0..shard.num_elements()), &old.device()) {
+        match device_tensor(sources[name], name, shard, 0..shard.num_elements(), &old.device()) {
             Ok(value) if value.dtype() == old.dtype() => value.into(),
             Ok(value) => value.cast(FloatDType::from(old.dtype())).into(),
             Err(error) => {

@@ -40,7 +40,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
     drop(timer);
     run.outputs.last_saved_step = Some(step);
     if agreement::is_first(&run.groups) {
-        run.outputs.reporter.save(&run.state, (stage, step), report.as_ref());
+        run.outputs.reporter.save(&run.state, stage, step, report.as_ref());
     }
     run.heartbeat.enter(Section::OutOfSection);
     let (subsystems, mut context) = run.subsystems();
@@ -111,7 +111,7 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
                 None => (distribution.saved_elements(name), (value, 0..shard.num_elements())),
             };
             if let Some(saved) = saved {
-                match slices(name, shard, held, saved) {
+                match slices(name, shard, held.0, held.1, saved) {
                     Ok(slices) => model.extend(slices),
                     Err(error) => failure = Some(error),
                 }
@@ -137,7 +137,8 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
 fn slices(
     name: &str,
     shard: &LocalShard,
-    (held, range): (Tensor<1>, Range<usize>),
+    held: Tensor<1>,
+    range: Range<usize>,
     saved: Range<usize>,
 ) -> Result<Vec<ShardTensor>, CheckpointError> {
     let value = if saved == range { held } else { held.slice(saved.start - range.start..saved.end - range.start) };

@@ -66,7 +66,8 @@ impl Saver {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (heartbeat, manager): (&Arc<Heartbeat>, Option<NamedManager>),
+        heartbeat: &Arc<Heartbeat>,
+        manager: Option<NamedManager>,
     ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
         let Some(root) = &settings.save else {

@@ -146,8 +146,10 @@ pub(super) fn kind_of(name: &str) -> (&str, &str, bool) {
 /// Reads elements `flat` of a rank's part of a saved state, in the format that it has.
 pub(super) fn load_stored(
     checkpoint: &Checkpoint,
-    (kind, parameter): (&str, &str),
-    (shard, flat): (&LocalShard, Range<usize>),
+    kind: &str,
+    parameter: &str,
+    shard: &LocalShard,
+    flat: Range<usize>,
     device: &Device,
 ) -> Result<Stored, CheckpointError> {
     let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
@@ -163,7 +165,7 @@ pub(super) fn load_stored(
         _ => None,
     };
     if dtype != DType::U8 {
-        let values = device_tensor(checkpoint, &name, (shard, flat), device)?;
+        let values = device_tensor(checkpoint, &name, shard, flat, device)?;
         return Ok(scale.map_or(Stored::Plain(values.clone()), |scale| Stored::Scaled { values, scale }));
     }
     let codes = checkpoint.load_local(&name, shard, flat)?.to_vec::<u8>()?;

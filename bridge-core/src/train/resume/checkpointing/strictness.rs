@@ -61,7 +61,8 @@ impl Strictness {
         self,
         chunks: &[Box<dyn ModelChunk>],
         sources: &Sources<'_>,
-        (checkpoint, groups): (&Checkpoint, &ProcessGroups),
+        checkpoint: &Checkpoint,
+        groups: &ProcessGroups,
     ) -> Result<Unmatched, ResumeError> {
         if !self.compares {
             return Ok(Unmatched::default());

@@ -79,7 +79,8 @@ impl Temporary {
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
-        (start, heartbeat): (u64, &Arc<Heartbeat>),
+        start: u64,
+        heartbeat: &Arc<Heartbeat>,
     ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
         let Some(save) = settings.save.as_deref().filter(|_| settings.non_persistent_ckpt_type.is_some()) else {

@@ -82,7 +82,7 @@ impl Messages {
     }
 
     /// A figure. What is not finite is a text, as it is for Comet.
-    pub fn metric(&mut self, (time, step): (u64, u64), name: &str, value: &MetricValue) {
+    pub fn metric(&mut self, time: u64, step: u64, name: &str, value: &MetricValue) {
         // By its text: a float32 stays as short as it is in `metrics.jsonl`.
         let value: Value =
             serde_json::to_string(value).and_then(|text| serde_json::from_str(&text)).unwrap_or_default();
@@ -91,7 +91,7 @@ impl Messages {
     }
 
     /// A file, which is in the archive as `place`: pictures show among the graphics.
-    pub fn file(&mut self, (time, step): (u64, u64), key: &str, name: &str, place: &str) {
+    pub fn file(&mut self, time: u64, step: u64, key: &str, name: &str, place: &str) {
         let extension = name.rsplit_once('.').map(|(_, extension)| extension);
         let mut params = json!({
             "context": null, "extension": extension, "overwrite": false, "runId": null, "step": step,

@@ -52,10 +52,10 @@ fn messages_are_those_of_comets_client() {
     let mut messages = Messages::default();
     messages.other("Name", "the name");
     messages.parameter(5, "model|layers", 2.into());
-    messages.metric((6, 3), "lm loss", &MetricValue::F32(1.5));
-    messages.metric((6, 3), "grad-norm", &f64::NEG_INFINITY.into());
-    messages.file((7, 3), "key", "tokenizer/tokenizer.json", "tokenizer-tokenizer.json");
-    messages.file((8, 3), "key", "loss.png", "loss.png");
+    messages.metric(6, 3, "lm loss", &MetricValue::F32(1.5));
+    messages.metric(6, 3, "grad-norm", &f64::NEG_INFINITY.into());
+    messages.file(7, 3, "key", "tokenizer/tokenizer.json", "tokenizer-tokenizer.json");
+    messages.file(8, 3, "key", "loss.png", "loss.png");
     let text = String::from_utf8(messages.lines).unwrap();
     let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let ids: Vec<Value> = lines.iter_mut().map(|line| line["payload"]["message_id"].take()).collect();

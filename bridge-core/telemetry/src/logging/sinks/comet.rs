@@ -92,7 +92,7 @@ fn begin(name: &str, recipe: &str, experiment: &Experiment) -> Messages {
     messages.other("hasNestedParams", true);
     let table: toml::Table = recipe.parse().unwrap_or_default();
     parameters(&mut messages, experiment.start, "", &table);
-    messages.file((experiment.start, 0), &experiment.key, "recipe.toml", "recipe.toml");
+    messages.file(experiment.start, 0, &experiment.key, "recipe.toml", "recipe.toml");
     messages
 }
 
@@ -156,7 +156,7 @@ impl Sink for CometSink {
         self.begin()?;
         let at = (now(), record.iteration);
         for (tag, value) in &values {
-            self.messages.metric(at, &tracked::of_validation(record.kind, tag), value);
+            self.messages.metric(at.0, at.1, &tracked::of_validation(record.kind, tag), value);
         }
         self.write(&[])
     }
@@ -182,7 +182,7 @@ impl Sink for CometSink {
             match untrusted_io::read(&path, LARGEST_FILE) {
                 Ok(content) => {
                     let place = name.replace('/', "-");
-                    self.messages.file((now(), end.iteration), &self.experiment.key, &name, &place);
+                    self.messages.file(now(), end.iteration, &self.experiment.key, &name, &place);
                     assets.push(Asset { name: place, content });
                 }
                 Err(error) => failed = failed.and(Err(SinkError::from(format!("{}: {error}", path.display())))),

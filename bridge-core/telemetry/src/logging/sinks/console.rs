@@ -177,7 +177,7 @@ impl Sink for ConsoleSink {
         match record.kind {
             RecordKind::Evaluation(split, occasion) if self.prints_figures() => {
                 self.print(match self.format {
-                    LogFormat::Human => evaluation(record, (split, occasion)),
+                    LogFormat::Human => evaluation(record, split, occasion),
                     LogFormat::Short => short(record, self.train_iters, (self.width)()),
                     LogFormat::Json => fields_to_json(&record.fields().unwrap_or_default()),
                 });

@@ -83,7 +83,7 @@ pub(super) fn step(record: &Record, train_iters: u64, timestamp: &str) -> String
 }
 
 /// The lines of an evaluation.
-pub(super) fn evaluation(record: &Record, (split, occasion): (Split, Occasion)) -> String {
+pub(super) fn evaluation(record: &Record, split: Split, occasion: Occasion) -> String {
     let set = match (split, occasion) {
         (Split::Valid, Occasion::DuringTraining) => "",
         (Split::Valid, Occasion::AfterTraining) => " on validation set",

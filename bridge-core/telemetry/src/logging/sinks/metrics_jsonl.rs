@@ -22,7 +22,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     if !logger.metrics_jsonl {
         return Ok(None);
     }
-    let file = MetricsFile::resume(&logger.log_dir.join(NAME), context.run, (context.iteration, context.again));
+    let file = MetricsFile::resume(&logger.log_dir.join(NAME), context.run, context.iteration, context.again);
     let file = file.map_err(|error| match error {
         MetricsFileError::Line { .. } => OpenError::damaged(NAME, error),
         MetricsFileError::Io { .. } => OpenError::log(NAME, error),
@@ -114,7 +114,8 @@ impl MetricsFile {
     pub fn resume(
         path: &Path,
         run: &str,
-        (completed_iterations, again): (u64, Option<MadeAgain>),
+        completed_iterations: u64,
+        again: Option<MadeAgain>,
     ) -> Result<Self, MetricsFileError> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(io_error(folder))?;
@@ -162,7 +163,7 @@ impl MetricsFile {
     /// As [`resume`](Self::resume), for a run that makes nothing again.
     #[cfg(test)]
     pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, MetricsFileError> {
-        Self::resume(path, run, (completed_iterations, None))
+        Self::resume(path, run, completed_iterations, None)
     }
 
     /// Appends a record. Whole lines reach the operating system, so another process can follow the
@@ -426,7 +427,7 @@ pub(super) mod tests {
             ["valid", "test"].iter().for_each(|kind| write(kind, 4));
             drop(MetricsFile::open(&path, "a", 4).unwrap());
             assert!(fs::read(&path).unwrap().len() > of_training.len(), "a run that goes on keeps them");
-            drop(MetricsFile::resume(&path, "a", (4, again)).unwrap());
+            drop(MetricsFile::resume(&path, "a", 4, again).unwrap());
             assert_eq!(fs::read(&path).unwrap(), of_training);
         }
     }

@@ -50,7 +50,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let safe = |name: &str, value: &str| redacted_value(&format!("logger.mlflow_tags.{name}"), value).into_owned();
     let tags = target.tags.iter().map(|(name, value)| (name.clone(), safe(name, value))).collect();
     let known = json!(Target { uri: redacted(&target.uri).into_owned(), tags, ..target.clone() });
-    let tracker = Tracker::open(NAME, (&logger.log_dir, context.run), known, Box::new(MlFlow::new(target)));
+    let tracker = Tracker::open(NAME, &logger.log_dir, context.run, known, Box::new(MlFlow::new(target)));
     let tracker = tracker.map_err(|error| OpenError::log("the spool of mlflow", error))?;
     let difference = diff_from_defaults(config.recipe());
     Ok(Some(Box::new(MlFlowSink {

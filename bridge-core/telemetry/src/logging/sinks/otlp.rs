@@ -31,7 +31,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     }
     let target = OtlpTarget { endpoint, recipe: config.name.clone() };
     let known = json!(OtlpTarget { endpoint: redacted(&target.endpoint).into_owned(), ..target.clone() });
-    let tracker = Tracker::open(OTLP, (&logger.log_dir, context.run), known, Box::new(Otlp::new(target)));
+    let tracker = Tracker::open(OTLP, &logger.log_dir, context.run, known, Box::new(Otlp::new(target)));
     let tracker = tracker.map_err(|error| OpenError::log("the spool of otlp", error))?;
     Ok(Some(Box::new(OtlpSink { tracker, interval: logger.tensorboard_log_interval as u64 })))
 }

@@ -50,7 +50,7 @@ impl Sink for TrainLog {
 
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         match record.kind {
-            RecordKind::Evaluation(split, occasion) => self.write(&evaluation(record, (split, occasion))),
+            RecordKind::Evaluation(split, occasion) => self.write(&evaluation(record, split, occasion)),
             RecordKind::Train if record.ends_interval => {
                 if let Some(pace) = pace(record) {
                     self.on_line(LogLevel::Info, &pace)?;

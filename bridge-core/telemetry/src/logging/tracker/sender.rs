@@ -57,7 +57,8 @@ impl Tracker {
     /// sending later.
     pub fn open(
         name: &'static str,
-        (log_dir, run): (&Path, &str),
+        log_dir: &Path,
+        run: &str,
         target: serde_json::Value,
         service: Box<dyn Service>,
     ) -> io::Result<Self> {

@@ -156,7 +156,7 @@ fn target(address: &str) -> Target {
 
 fn open(folder: &Path, address: &str, run: &str) -> Tracker {
     let target = target(address);
-    Tracker::open(NAME, (folder, run), json!(target), Box::new(MlFlow::new(target))).unwrap()
+    Tracker::open(NAME, folder, run, json!(target), Box::new(MlFlow::new(target))).unwrap()
 }
 
 fn begin() -> Item {

@@ -53,7 +53,7 @@ fn run(
     let mut hooks = Hooks { gradients: BTreeMap::new(), offload: offload.as_ref() };
     let (in_flight, output) = executor.begin(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
     let loss = bits(output.loss_sum().expect("the chunk is a whole model"));
-    executor.backward((in_flight, Boundary::default()), chunk.as_mut(), &context, &mut hooks).unwrap();
+    executor.backward(in_flight, Boundary::default(), chunk.as_mut(), &context, &mut hooks).unwrap();
     (loss, hooks.gradients, offload.map(|offload| offload.moved()).unwrap_or_default())
 }
 

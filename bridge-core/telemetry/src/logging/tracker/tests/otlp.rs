@@ -16,7 +16,7 @@ pub(super) fn take(signal: &str, json: Value, told: &mut Told) -> (&'static str,
 
 fn open(folder: &Path, address: &str) -> Tracker {
     let target = OtlpTarget { endpoint: format!("http://{address}/"), recipe: "tiny".into() };
-    Tracker::open(OTLP, (folder, "run-a"), json!(target), Box::new(Otlp::new(target))).unwrap()
+    Tracker::open(OTLP, folder, "run-a", json!(target), Box::new(Otlp::new(target))).unwrap()
 }
 
 fn span(step: u64) -> Item {
