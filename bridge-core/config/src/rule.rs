@@ -148,11 +148,11 @@ impl Condition {
         let value = recipe.get_path(self.key).unwrap_or(&absent);
         match &self.comparison {
             Comparison::IsOn => {
-                !matches!(value.data, Data::Bool(false)) && number(value) != Some(0.0) && !is_empty(value)
+                !matches!(value.data, Data::Bool(false)) && value.number() != Some(0.0) && !is_empty(value)
             }
             Comparison::Is(other) => value == other,
             Comparison::IsNot(other) => value != other,
-            Comparison::IsAbove(bound) => number(value).is_some_and(|number| number > *bound),
+            Comparison::IsAbove(bound) => value.number().is_some_and(|number| number > *bound),
         }
     }
 }
@@ -177,13 +177,5 @@ pub(super) fn is_empty(value: &Node) -> bool {
         Data::List(items) => items.is_empty(),
         Data::Table(entries) => entries.is_empty(),
         _ => value.is_null(),
-    }
-}
-
-fn number(value: &Node) -> Option<f64> {
-    match value.data {
-        Data::Int(number) => Some(number as f64),
-        Data::Float(number) => Some(number),
-        _ => None,
     }
 }
