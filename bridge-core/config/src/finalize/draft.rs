@@ -5,9 +5,10 @@ use super::super::kinded::{Kinded, KindedConfig};
 use super::super::kinds::Kind;
 use super::super::node::Node;
 use super::super::raw::RawConfig;
+use super::super::reader::Reader;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
-use super::super::sections::{OF_EVERY_KIND, RecipeConfig};
+use super::super::sections::{OF_EVERY_KIND, Precision, RecipeConfig};
 
 /// Purpose of resolving a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,6 +124,40 @@ impl<'r> Draft<'r> {
         self.raw.is_explicit(key)
     }
 
+    /// True if the user wrote a setting of a table.
+    pub fn is_stated(&self, table: &str, name: &str) -> bool {
+        self.is_explicit(&format!("{table}.{name}"))
+    }
+
+    /// The current value of a setting of a section.
+    pub fn value(&self, key: &str) -> Option<Node> {
+        let (section, name) = key.split_once('.')?;
+        match section {
+            "model" => self.recipe.model.value(name),
+            "ddp" => self.recipe.ddp.value(name),
+            "optimizer" => self.recipe.optimizer.value(name),
+            "train" => self.recipe.train.value(name),
+            "validation" => self.recipe.validation.value(name),
+            _ => self.recipe.value(section)?.get_path(name).cloned(),
+        }
+    }
+
+    /// Sets a setting of a section that presets and old names set.
+    pub fn set(&mut self, key: &str, value: &Node) {
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        let mut reader = Reader::new(self.raw.kinds());
+        let is_set = match (section, &mut self.recipe.mixed_precision) {
+            ("model", _) => self.recipe.model.assign(name, value, &mut reader),
+            ("ddp", _) => self.recipe.ddp.assign(name, value, &mut reader),
+            ("optimizer", _) => self.recipe.optimizer.assign(name, value, &mut reader),
+            ("train", _) => self.recipe.train.assign(name, value, &mut reader),
+            ("validation", _) => self.recipe.validation.assign(name, value, &mut reader),
+            ("mixed_precision", Some(Precision::Custom(config))) => config.assign(name, value, &mut reader),
+            _ => false,
+        };
+        debug_assert!(is_set, "{key} is a setting");
+    }
+
     /// Setting that the user chose among settings that are copied onto each other; the first one if
     /// none was chosen.
     pub fn chosen<'k>(&self, keys: &[&'k str]) -> &'k str {
@@ -131,13 +166,7 @@ impl<'r> Draft<'r> {
 
     /// True if a setting now differs from its default, whatever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
-        let value = match key.split_once('.') {
-            Some((section, field)) => {
-                let section = self.recipe.value(section);
-                section.and_then(|section| section.get_path(field).cloned())
-            }
-            None => self.recipe.value(key),
-        };
+        let value = if key.contains('.') { self.value(key) } else { self.recipe.value(key) };
         value.as_ref() != self.defaults.get_path(key)
     }
 

@@ -34,6 +34,7 @@ mod unused;
 
 pub use data_parallel::SAME_SETTINGS;
 pub use offload::NAMES as OFFLOAD_MODULES;
+pub(super) use presets::COPIES;
 
 use super::error::ConfigErrors;
 use super::kinded::Kinded;

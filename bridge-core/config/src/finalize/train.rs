@@ -2,6 +2,7 @@
 
 use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
+use super::super::node::Node;
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::data_parallel::computes_on_cpu;
 use super::{Draft, finetuning};
@@ -213,26 +214,15 @@ pub(super) fn resolve_validation(
 
 /// Moves the values of old names to `[validation]`.
 pub(super) fn deprecated_names(draft: &mut Draft<'_>) {
-    let train = draft.recipe.train.clone();
-    if let Some(value) = train.eval_iters {
-        let same = draft.recipe.validation.eval_iters == Some(value);
-        if same || renamed(draft, "eval_iters") {
-            draft.recipe.validation.eval_iters = Some(value);
+    for name in ["eval_iters", "eval_interval", "skip_train"] {
+        let (old, new) = (format!("train.{name}"), format!("validation.{name}"));
+        let value = draft.value(&old).filter(|value| !value.is_null());
+        let Some(value) = value else { continue };
+        if draft.value(&new).as_ref() == Some(&value) || renamed(draft, name) {
+            draft.set(&new, &value);
         }
+        draft.set(&old, &Node::null());
     }
-    if let Some(value) = train.eval_interval {
-        let same = draft.recipe.validation.eval_interval == Some(value);
-        if same || renamed(draft, "eval_interval") {
-            draft.recipe.validation.eval_interval = Some(value);
-        }
-    }
-    if let Some(value) = train.skip_train
-        && (draft.recipe.validation.skip_train == value || renamed(draft, "skip_train"))
-    {
-        draft.recipe.validation.skip_train = value;
-    }
-    let train = &mut draft.recipe.train;
-    (train.eval_iters, train.eval_interval, train.skip_train) = (None, None, None);
 }
 
 /// True if the value of the old name may be used.

@@ -93,22 +93,18 @@ section! {
         @execution comet_experiment_name: Option<String> = None, idle_unless("logger.comet_project");
         /// Comet workspace; the default one of who sends the run by default.
         @execution comet_workspace: Option<String> = None, idle_unless("logger.comet_project");
-        /// Comet key.
-        comet_api_key: Option<String> = None
+        refused comet_api_key = None::<String>, "Comet key."
             => no_counterpart("the key to Comet; Bridge writes an archive, and `comet upload` takes the key from COMET_API_KEY");
         /// Comet tags.
         @execution comet_tags: Option<Vec<String>> = None, idle_unless("logger.comet_project");
         /// Log level: 10 debug, 20 info, 30 warning, 40 error, 50 critical.
         logging_level: usize = 20, Limits::between(0.0, 50.0);
-        /// Drops Python's warnings, of which Bridge has none; its own warnings follow
-        /// `logging_level`.
-        filter_warnings: bool = true
+        refused filter_warnings = true,
+            "Drops Python's warnings, of which Bridge has none; its own warnings follow `logging_level`."
             => no_counterpart("Python's warnings, of which there are none; Bridge's own follow logging_level").inert(&["false"]);
-        /// Muted prefixes of Python's loggers.
-        modules_to_filter: Option<Vec<String>> = None
+        refused modules_to_filter = None::<Vec<String>>, "Muted prefixes of Python's loggers."
             => no_counterpart("Python's loggers by name; Bridge has one, which follows logging_level").inert(&["[]"]);
-        /// Apply the level to every one of Python's loggers.
-        set_level_for_all_loggers: bool = false
+        refused set_level_for_all_loggers = false, "Apply the level to every one of Python's loggers."
             => no_counterpart("Python's other loggers; Bridge has one, which follows logging_level").inert(&["true"]);
         /// File for the resolved configuration.
         save_config_filepath: Option<PathBuf> = None;

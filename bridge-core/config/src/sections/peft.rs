@@ -42,11 +42,10 @@ section! {
         /// Initialization of B.
         @training lora_B_init_method: AdapterInit = AdapterInit::Zero
             => not_built("a uniform B: upstream does not say from which range; kaiming draws uniformly").built(&["xavier", "normal", "kaiming", "zero"]);
-        /// All-to-all adapter communication.
-        a2a_experimental: bool = false
+        refused a2a_experimental = false, "All-to-all adapter communication."
             => no_counterpart("another way to exchange what a branch computes; branches need no exchange of their own here");
-        /// Adapter dtype.
-        lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
+        refused lora_dtype = None::<DType>, "Adapter dtype."
+            => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false, excludes("peft.kind = dora");
         /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.

@@ -16,8 +16,7 @@ section! {
         tokenizer_type: Option<TokenizerType> = None;
         /// `tokenizer.json`, or the folder that holds it.
         tokenizer_model: Option<PathBuf> = None;
-        /// Tokenizer metadata.
-        metadata_path: Option<AnyValue> = None
+        refused metadata_path = None::<AnyValue>, "Tokenizer metadata."
             => no_counterpart("a file that describes tokenizer_model; tokenizer_type does that");
         /// Size of the null tokenizer, which reports one more for its end-of-document token; for
         /// TikTokenizer the number of ids that are used.
@@ -42,8 +41,8 @@ section! {
         /// Format of SFTTokenizer's conversations: `default`, `identity`, `nemotron-h-aligned` or
         /// `nemotron-nano-v2`.
         tokenizer_prompt_format: Option<String> = None;
-        /// Multimodal image tag.
-        image_tag_type: Option<String> = None => not_built("image tags of MultimodalTokenizer, for images");
+        refused image_tag_type = None::<String>, "Multimodal image tag."
+            => not_built("image tags of MultimodalTokenizer, for images");
         /// Begin every conversation without a system message with an empty one.
         force_system_message: bool = false;
         /// Names of special tokens: bos_token, eos_token, pad_token, additional_special_tokens
