@@ -72,8 +72,8 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 /// ([`Concerns`](super::spec::Concerns)).
 ///
 /// A row `refused @mark name = default, "doc", attributes => refusal;` has no field: only values
-/// that ask for nothing are accepted, and [`RefusedValues`](super::refused_values::RefusedValues) keeps
-/// them.
+/// that ask for nothing are accepted, and the section's
+/// [`RefusedValues`](super::refused_values::RefusedValues) keep them.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+

@@ -9,6 +9,7 @@ use super::super::reader::Reader;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
 use super::super::sections::{OF_EVERY_KIND, Precision, RecipeConfig};
+use super::presets::COPIES;
 
 /// Purpose of resolving a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,6 +120,11 @@ impl<'r> Draft<'r> {
         }
     }
 
+    /// True if a value was refused by itself; it is wrong beside any other settings.
+    pub fn is_refused(&self, key: &str) -> bool {
+        self.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict)
+    }
+
     /// True if the user chose this setting; see [`RawConfig`].
     pub fn is_explicit(&self, key: &str) -> bool {
         self.raw.is_explicit(key)
@@ -127,6 +133,15 @@ impl<'r> Draft<'r> {
     /// True if the user wrote a setting of a table.
     pub fn is_stated(&self, table: &str, name: &str) -> bool {
         self.is_explicit(&format!("{table}.{name}"))
+    }
+
+    /// The key that the user wrote for the value of `key`: itself, or what sets it in a table, or
+    /// the table.
+    pub fn written(&self, key: &str) -> String {
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        let copy = COPIES.iter().find(|(to, _, names)| *to == section && names.contains(&name));
+        let table = copy.map(|(_, table, _)| [key.to_owned(), format!("{table}.{name}"), (*table).to_owned()]);
+        table.into_iter().flatten().find(|key| self.is_explicit(key)).unwrap_or_else(|| key.to_owned())
     }
 
     /// The current value of a setting of a section.

@@ -80,8 +80,8 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 4. Rules between sections.
     cross::check(&mut draft);
     peft::check(&mut draft);
-    dpo::check(&mut draft, &parallel);
-    distillation::check(&mut draft, &parallel);
+    dpo::check(&mut draft);
+    distillation::check(&mut draft);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
     graphs::check(&mut draft, &parallel);

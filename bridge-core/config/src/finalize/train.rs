@@ -4,8 +4,7 @@ use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
-use super::data_parallel::computes_on_cpu;
-use super::{Draft, finetuning};
+use super::Draft;
 
 /// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is
 /// `flex`.
@@ -36,7 +35,6 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     }
     let is_index = index.is_none_or(|index| index.parse::<u16>().is_ok());
     if DEVICES.contains(&name) && is_index {
-        synchronizing_needs_a_gpu(draft, name);
         return;
     }
     let mut error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
@@ -46,13 +44,6 @@ pub(super) fn device(draft: &mut Draft<'_>) {
         .with_location(draft.raw.location("device"));
     error.hint = advice_on_value("device", &device, draft.raw.kinds());
     draft.errors.push(error);
-}
-
-/// Only an asynchronous device can be waited for.
-fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
-    let is_set = draft.recipe.train.train_sync_interval.is_some();
-    let message = format!("has no effect with device = \"{device}\", which computes synchronously");
-    draft.idle_if(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
 }
 
 /// Checks batch sizes and the length of training.
@@ -91,7 +82,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
 fn train_iters(draft: &mut Draft<'_>) -> usize {
     let train = draft.recipe.train.clone();
     if train.num_epochs.is_some() {
-        return epochs(draft);
+        return NOT_KNOWN;
     }
     match (train.train_iters, train.train_samples) {
         (None, None) => {
@@ -110,17 +101,6 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
 /// More iterations than any run has: how many there are is known when the data has been read
 /// (`RunConfig::with_epoch`).
 const NOT_KNOWN: usize = 1_000_000_000;
-
-fn epochs(draft: &mut Draft<'_>) -> usize {
-    let key = "train.num_epochs";
-    let kind = draft.recipe.dataset.kind.clone();
-    draft.require(
-        kind == finetuning::KIND,
-        key,
-        format!("counts epochs of dataset.kind = \"finetuning\"; found \"{kind}\", give train.train_iters instead"),
-    );
-    NOT_KNOWN
-}
 
 fn batch_divides(draft: &mut Draft<'_>, global_batch_size: usize, unit: usize) {
     let train = draft.recipe.train.clone();

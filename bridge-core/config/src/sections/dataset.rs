@@ -9,7 +9,7 @@ use super::super::limits::Limits;
 use super::super::node::{Data, Node};
 use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{excludes, idle_unless, needs};
+use super::super::rule::{excludes, given_with, idle_unless, needs};
 use super::super::section::section;
 use super::super::spec::TypeSpec;
 use super::{FinetuningKwargs, PackedSequenceSpecs};
@@ -104,7 +104,9 @@ section! {
         /// Fraction of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION, excludes(EXAMPLES);
         /// Mask the padding token even where it also ends documents.
-        allow_ambiguous_pad_tokens: bool = false, excludes(EXAMPLES);
+        allow_ambiguous_pad_tokens: bool = false, excludes(EXAMPLES),
+            idle_unless("tokenizer.tokenizer_type: there is no padding token"),
+            idle_unless("tokenizer.tokenizer_type != NullTokenizer: it has no padding token");
         refused fast_cache_load = false, "Trust existing caches."
             => not_built("index caches used without validating them");
         refused defer_npy_index_mmap = false, "Map index caches late."
@@ -137,11 +139,13 @@ section! {
             => no_counterpart("masks that come with the samples; attention computes its own");
 
         /// Probability of permuting a piece (kind fim).
-        fim_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
+        fim_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim"), given_with("dataset.kind = fim");
         /// Fraction in suffix-prefix-middle order (kind fim).
-        fim_spm_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
+        fim_spm_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim"),
+            given_with("dataset.kind = fim");
         /// Tokens named prefix, middle, suffix, pad, eod (kind fim).
-        fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim");
+        fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim"),
+            given_with("dataset.kind = fim");
         /// Token at which pieces are split (kind fim).
         fim_split_sample: Option<String> = None,
             needs("dataset.kind = fim"),

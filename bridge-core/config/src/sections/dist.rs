@@ -10,6 +10,12 @@ use super::super::refused_values::one_or_null;
 use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
+/// Replicas that shard optimizer state.
+const SHARDED: &str = "ddp.use_distributed_optimizer | optimizer.use_distributed_optimizer | \
+                       ddp.data_parallel_sharding_strategy != no_shard: nothing is sharded otherwise";
+/// Fully sharded data parallelism, by any of its names.
+const FSDP: &str = "ddp.use_megatron_fsdp | dist.use_megatron_fsdp | ddp.use_custom_fsdp";
+
 section! {
     /// Process-group start-up.
     pub struct DistributedInitConfig {
@@ -39,7 +45,8 @@ section! {
             => no_counterpart("a file of NCCL's options for each group");
         /// Rank order tp-cp-ep-pp-dp: stages are neighbours instead of replicas.
         use_tp_pp_dp_mapping: bool = false,
-            idle_unless("model.pipeline_model_parallel_size > 1: it says whether stages or replicas are neighbours");
+            idle_unless("model.pipeline_model_parallel_size > 1: it says whether stages or replicas are neighbours"),
+            excludes(FSDP);
         refused use_gloo_process_groups = true,
             "Creates a second, gloo group for each group. Bridge has none, as false states."
             => no_counterpart("a second set of groups for host memory; collectives work on host memory").inert(&["false"]);
@@ -68,7 +75,7 @@ section! {
         refused disable_jit_fuser = false, "Disables fusion by PyTorch's compiler. Bridge has none, as true states."
             => no_counterpart("PyTorch's compiler of fused operations").inert(&["true"]);
         /// Each rank sees only its own device, which the launcher has chosen.
-        external_gpu_device_mapping: bool = false;
+        external_gpu_device_mapping: bool = false, excludes("device = flex | = cpu: it concerns GPUs");
         refused enable_megatron_core_experimental = false, "Experimental features."
             => no_counterpart("experimental parts of Megatron Core");
         refused use_decentralized_pg = false, "Explicit group collection: groups are arguments here, which true states."
@@ -85,7 +92,8 @@ section! {
         /// Gradient buffers and reduction in 32 bits.
         grad_reduce_in_fp32: bool = false;
         /// Reduce gradients during backward; no effect on one rank.
-        overlap_grad_reduce: bool = false;
+        overlap_grad_reduce: bool = false,
+            excludes("model.pipeline_schedule = zb_h1: gradients of weights come after the backward passes, so nothing is left for a reduction to hide behind");
         /// Gather parameters during forward; no effect on one rank.
         overlap_param_gather: bool = false;
         refused align_param_gather = false,
@@ -95,17 +103,22 @@ section! {
         /// Reduce-scatter gradients.
         use_distributed_optimizer: bool = false;
         /// Instances, that is groups of replicas that each shard the optimizer state separately.
-        num_distributed_optimizer_instances: usize = 1, Limits::POSITIVE;
+        num_distributed_optimizer_instances: usize = 1, Limits::POSITIVE, needs(SHARDED);
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
         refused check_for_large_grads = false, "Fail on unusually large gradients."
             => not_built("a failure on unusually large gradients; check_for_nan_in_grad fails on infinite ones");
         /// Elements per bucket of an overlapped reduction or gather; no effect on one rank.
-        bucket_size: Option<usize> = None, Limits::POSITIVE;
+        bucket_size: Option<usize> = None, Limits::POSITIVE,
+            idle_unless("ddp.overlap_grad_reduce | ddp.overlap_param_gather | optimizer.overlap_param_gather: there is one bucket"),
+            idle_unless("ddp.data_parallel_sharding_strategy = no_shard | = optim: each segment is one bucket");
         /// Pad sharded buckets to a multiple of 2^16 elements; no effect on one rank.
-        pad_buckets_for_high_nccl_busbw: bool = false;
+        pad_buckets_for_high_nccl_busbw: bool = false, needs(SHARDED);
         /// Sum 16-bit gradients in 32 bits, which is always done; no effect on one rank.
-        reduce_scatter_with_fp32_accumulation: bool = false;
+        reduce_scatter_with_fp32_accumulation: bool = false,
+            needs(SHARDED),
+            needs("model.bf16: it is about gradients that are reduce-scattered in bfloat16"),
+            needs("ddp.grad_reduce_in_fp32 = false: it is about gradients that are reduce-scattered in bfloat16");
         refused param_name_patterns_for_fp32_local_accumulation = Vec::<String>::new(),
             "Parameters accumulated in 32 bits locally."
             => not_built("some parameters accumulated in 32 bits; grad_reduce_in_fp32 does it for all");
@@ -113,7 +126,7 @@ section! {
         average_in_collective: bool = false, excludes("model.calculate_per_token_loss");
         /// Gather weights of 8-bit layers as codes of 8 bits, where parameters are sharded and
         /// `model.fp8_recipe` is "tensorwise" or "delayed".
-        fp8_param_gather: bool = false;
+        fp8_param_gather: bool = false, idle_unless("model.fp8");
         refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share gradient buffers with the mxfp8 gather."
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Shard according to `ddp.data_parallel_sharding_strategy`.
@@ -121,7 +134,7 @@ section! {
         /// Deprecated alias of the above.
         use_custom_fsdp: bool = false;
         /// State that replicas shard; needs `use_megatron_fsdp`.
-        data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard;
+        data_parallel_sharding_strategy: ShardingStrategy = ShardingStrategy::NoShard, needs(FSDP);
         refused outer_dp_sharding_strategy = ShardingStrategy::NoShard, "State that is sharded between groups."
             => not_built("a second level of sharding; num_distributed_optimizer_instances replicates one level");
         refused gradient_reduce_div_fusion = true, "No pass over gradients to divide them."

@@ -10,7 +10,7 @@ use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::refused_values::{one_of, one_or_null};
-use super::super::rule::{excludes, idle_unless, needs};
+use super::super::rule::{excludes, given_with, idle_unless, needs};
 use super::super::section::section;
 
 /// Heads, layers and ranks: a larger number is a mistake.
@@ -18,8 +18,7 @@ const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
 
 /// Position embeddings that rotate queries and keys.
-const ROTATED: &str = "model.position_embedding_type = rope | model.position_embedding_type = yarn | \
-                       model.position_embedding_type = longrope | model.position_embedding_type = mrope";
+const ROTATED: &str = "model.position_embedding_type = rope | = yarn | = longrope | = mrope";
 
 section! {
     /// Architecture and parallel layout of a transformer. Usable on its own: set fields, then
@@ -80,10 +79,12 @@ section! {
             excludes("model.rope_scaling: both scale the rotary frequencies");
         /// Factor by which yarn extends the context.
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn");
+            needs("model.position_embedding_type = yarn"),
+            given_with("model.position_embedding_type = yarn");
         /// Sequence length at which the model was trained before yarn.
         yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = yarn");
+            needs("model.position_embedding_type = yarn"),
+            given_with("model.position_embedding_type = yarn");
         /// Frequencies that turn more often than this within the original length are kept; null is
         /// 32.
         yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
@@ -107,13 +108,16 @@ section! {
         /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original
         /// length (ours).
         longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// The divisors in longer sequences (ours).
         longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// Sequence length at which the model was trained before longrope (ours).
         longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// Factor on longrope's cosines and sines; null is 1 (ours).
         longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = longrope");
@@ -184,7 +188,8 @@ section! {
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None, idle_unless(ROTATED);
         /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
-        @training fp32_residual_connection: bool = false;
+        @training fp32_residual_connection: bool = false,
+            idle_unless("model.params_dtype != float32: without 16-bit layers (mixed_precision) everything is in 32 bits");
         /// Blocks are added to the norm that they read, not to the stream before it.
         apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.
@@ -243,7 +248,9 @@ section! {
         /// Model chunks per pipeline rank.
         @execution virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
         /// Context-parallel size.
-        @execution context_parallel_size: usize = 1, COUNT;
+        @execution context_parallel_size: usize = 1, COUNT,
+            excludes("dpo: an answer is judged by the likelihood of all its tokens, of which ranks have parts"),
+            excludes("distillation.cache: files are found by all tokens of a sample, of which ranks have parts");
         /// Expert-parallel size.
         @execution expert_model_parallel_size: usize = 1, COUNT;
         /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
@@ -321,7 +328,9 @@ section! {
             => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32").inert(&["true"]);
         /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2
         /// for gradients.
-        @training fp8: Option<Fp8Format> = None;
+        @training fp8: Option<Fp8Format> = None,
+            excludes("peft: 8-bit products of adapted layers are not implemented: use peft.base_quantization, or no fp8"),
+            excludes("model.pipeline_schedule = zb_h1: a schedule which defers weight gradients of 16 or 32 bits");
         /// Source of the fp8 scales: the tensor ("tensorwise"), earlier steps ("delayed"), blocks
         /// of 32 elements ("mxfp8"), blocks of 128 ("blockwise").
         @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
@@ -369,10 +378,12 @@ section! {
         @execution recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
         @execution recompute_method: Option<RecomputeMethod> = None,
-            needs("model.recompute_granularity = full");
+            needs("model.recompute_granularity = full"),
+            given_with("model.recompute_granularity = full");
         /// Chunk size (uniform) or number of layers (block).
         @execution recompute_num_layers: Option<usize> = None, COUNT,
-            needs("model.recompute_granularity = full");
+            needs("model.recompute_granularity = full"),
+            given_with("model.recompute_granularity = full");
         /// Modules of selective recompute; null is `["core_attn"]`.
         @execution recompute_modules: Option<Vec<String>> = None,
             needs("model.recompute_granularity = selective");
@@ -385,7 +396,8 @@ section! {
             excludes("model.recompute_granularity: what runs again is not kept, so there is nothing to move"),
             excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: every layer is recomputed from its input");
         /// Layers that `cpu_offloading` moves: fewer than there are.
-        @execution cpu_offloading_num_layers: usize = 0, idle_unless("model.cpu_offloading");
+        @execution cpu_offloading_num_layers: usize = 0, idle_unless("model.cpu_offloading"),
+            given_with("model.cpu_offloading = true: without layers nothing is moved");
         /// Move what `offload_modules` keep for backward to the host, where the device has memory
         /// of its own.
         @execution fine_grained_activation_offloading: bool = false,
@@ -428,7 +440,24 @@ section! {
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
         /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one
         /// launch instead of many.
-        @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None
+        @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None,
+            excludes("device = flex | = cpu: kernels of a GPU are recorded"),
+            excludes("rerun_state_machine.check_for_nan_in_loss: it is true unless it is set to false, upstream's rule"),
+            excludes("model.tensor_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.pipeline_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.context_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.expert_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads | = optim_grads_params: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.hidden_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("model.attention_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("peft.dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("model.num_moe_experts: how many tokens an expert has is read from the device for each micro-batch"),
+            excludes("model.mtp_num_layers: its losses are read beside that of the model"),
+            excludes("model.fp8: products in 8 bits are not recorded yet"),
+            excludes("model.cpu_offloading | model.fine_grained_activation_offloading: a graph moves nothing to the host"),
+            excludes("logger.log_max_attention_logit: layers report it beside their output"),
+            excludes("tensor_inspect | checkpoint.save_dgrads_interval: a graph hands no tensor out"),
+            excludes("dpo | distillation: the host prepares their losses for each micro-batch")
             => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]).execution_only();
         /// Scope of a recorded graph: full_iteration, which is forward and backward of a
         /// micro-batch.

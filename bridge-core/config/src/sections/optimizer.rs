@@ -3,12 +3,15 @@
 use super::super::choice::{DType, Fp8Recipe, OptimizerName};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{idle_unless, needs};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 use crate::optimizer_rules::NAMES;
 
 /// Learning rates above this overflow every parameter in a few steps.
 const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
+
+/// A scale of losses that stays as it is.
+const CONSTANT: &str = "optimizer.loss_scale: it is about the dynamic loss scale";
 
 section! {
     /// Optimizer hyper-parameters.
@@ -58,15 +61,23 @@ section! {
         /// Second moment dtype, as `exp_avg_dtype`.
         exp_avg_sq_dtype: DType = DType::Float32;
         /// Constant loss scale in fp16; null scales dynamically.
-        loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
+        loss_scale: Option<f64> = None, Limits::LOSS_SCALE, needs("model.fp16");
         /// First dynamic scale.
-        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Smallest dynamic scale.
-        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Steps without overflow before the scale grows.
-        loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
+        loss_scale_window: f64 = 1000.0, Limits::POSITIVE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Overflows tolerated before the scale shrinks.
-        hysteresis: usize = 2, Limits::SIZE;
+        hysteresis: usize = 2, Limits::SIZE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Decay of the first moment.
         adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
         /// Decay of the second moment.
@@ -138,7 +149,8 @@ section! {
         /// Limit of the global L2 norm of gradients; 0 disables clipping.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
         /// Count zero gradient entries.
-        @execution log_num_zeros_in_grad: bool = false;
+        @execution log_num_zeros_in_grad: bool = false,
+            idle_unless("logger.skip_train_metrics_log != true: steps are not logged");
         refused @execution barrier_with_L1_time = false, "Barrier around level-1 timers."
             => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers").same_as("logger.barrier_with_L1_time");
         refused config_logger_dir = String::new(), "Debug dump folder."

@@ -5,8 +5,14 @@ use std::collections::BTreeMap;
 use super::super::choice::{AdapterInit, BaseQuantization, DType, DropoutPosition, PeftKind};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{excludes, idle_unless};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
+
+/// Products with quantized weights.
+const ON_CPU: &str = "device = flex | = cpu: only the CPU has products with quantized weights";
+const IN_FLOAT32: &str = "model.params_dtype = float32: products with quantized weights are computed in float32 alone";
+const PARAMETERS_SHARDED: &str = "ddp.data_parallel_sharding_strategy = optim_grads_params: ranks own runs of \
+                                  elements of one dtype, which end inside blocks";
 
 section! {
     /// Adapters. `alpha` is null in the table so that it can default by kind.
@@ -49,9 +55,15 @@ section! {
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false, excludes("peft.kind = dora");
         /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.
-        base_quantization: BaseQuantization = BaseQuantization::None;
+        base_quantization: BaseQuantization = BaseQuantization::None,
+            needs(ON_CPU),
+            needs(IN_FLOAT32),
+            excludes(PARAMETERS_SHARDED);
         /// Storage of the frozen word embedding and head.
-        base_quantization_embedding: BaseQuantization = BaseQuantization::None;
+        base_quantization_embedding: BaseQuantization = BaseQuantization::None,
+            needs(ON_CPU),
+            needs(IN_FLOAT32),
+            excludes(PARAMETERS_SHARDED);
         /// Adjacent inputs of a row that share a scale.
         base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0),
             idle_unless("peft.base_quantization != none | peft.base_quantization_embedding != none");

@@ -26,7 +26,9 @@ section! {
         @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE,
             excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: each rank keeps another part of the parameters");
         /// Steps between device synchronizations.
-        @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE,
+            idle_unless("device != flex: it computes synchronously"),
+            idle_unless("device != cpu: it computes synchronously");
         /// Optimizer steps over all runs. This, `train_samples` or `num_epochs` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
@@ -34,7 +36,8 @@ section! {
         /// Times that fine-tuning data is read over all runs; excludes `train_iters` and
         /// `train_samples`. The last step may read on into the epoch that follows.
         num_epochs: Option<f64> = None, Limits::ABOVE_ZERO,
-            excludes("train.train_iters | train.train_samples | train.rampup_batch_size");
+            excludes("train.train_iters | train.train_samples | train.rampup_batch_size"),
+            needs("dataset.kind = finetuning: it counts epochs of examples, so give train.train_iters for other data");
         /// Exit when the step is a multiple of this.
         @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
         /// Exit after this many minutes.

@@ -13,8 +13,8 @@ use serde_json::json;
 
 use super::rule::read;
 use super::*;
-use crate::config::{OptimizerConfig, Section};
 use crate::config::optimizer_rules::{self, OptimizerRule, UpdateSize};
+use crate::config::{OptimizerConfig, Section};
 use crate::model::{ModelChunk, Shard};
 use crate::optim::optimizer::refuse_cuts;
 use crate::optim::{
