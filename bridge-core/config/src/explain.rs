@@ -16,6 +16,7 @@ use super::node::Node;
 use super::run_config::World;
 use super::source::Format;
 use super::spec::{Concerns, FieldSpec, TypeSpec};
+use super::unread::words_in;
 use super::upstream::classes_of;
 
 /// Everything known about one setting, or one section.
@@ -159,7 +160,7 @@ fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
     for overrides in alone.chain(beside) {
         for (about, rule) in broken(&overrides, kinds) {
             let others = overrides.iter().filter_map(|text| text.split_once('=')).map(|(key, _)| key);
-            let concerns = |key: &str| about == key || mentions(&rule, key);
+            let concerns = |key: &str| about == key || words_in(&rule).any(|word| word == key);
             let is_of_all = others.clone().all(concerns);
             // Numbers differ from try to try.
             if is_of_all && rules.len() < MOST_RULES && said.insert((about.clone(), shape_of(&rule))) {
@@ -168,10 +169,6 @@ fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
         }
     }
     rules
-}
-
-fn mentions(text: &str, key: &str) -> bool {
-    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.')).any(|word| word.trim_matches('.') == key)
 }
 
 /// The rules that the small recipe with overrides breaks, with the keys that they are about.

@@ -37,6 +37,7 @@ mod pipeline;
 mod raw;
 mod reader;
 mod refusal;
+mod refused_values;
 mod rule;
 mod run_config;
 mod saved;
@@ -73,6 +74,7 @@ pub use pipeline::{micro_batch_windows, pipeline_placement, pipeline_schedule, t
 pub use raw::RawConfig;
 pub use reader::{Origins, Reader};
 pub use refusal::Refusal;
+pub use refused_values::RefusedValues;
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTensorInspect, FinalTraining,
     FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, SchedulerSteps, World,

@@ -143,6 +143,15 @@ impl Node {
         matches!(self.data, Data::Null | Data::Unset)
     }
 
+    /// A whole or floating-point number.
+    pub(crate) fn number(&self) -> Option<f64> {
+        match self.data {
+            Data::Int(value) => Some(value as f64),
+            Data::Float(value) => Some(value),
+            _ => None,
+        }
+    }
+
     /// The entries, when this is a table.
     pub fn entries(&self) -> Option<&[Entry]> {
         match &self.data {

@@ -26,18 +26,22 @@ impl RawConfig {
         if let Some(Precision::Custom(precision)) = &mut self.mixed_precision {
             precision.pipeline_dtype = None;
         }
-        take!(self.optimizer, from OptimizerConfig::default(), [
-            use_distributed_optimizer, use_layer_wise_distributed_optimizer, overlap_param_gather,
-            overlap_param_gather_with_optimizer_step,
-        ]);
+        take!(self.optimizer, from OptimizerConfig::default(), [use_distributed_optimizer, overlap_param_gather]);
+        let refused = ["use_layer_wise_distributed_optimizer", "overlap_param_gather_with_optimizer_step"];
+        self.optimizer.refused.reset(&refused);
         take!(self.model.config, from TransformerConfig::default(), [
-            tensor_model_parallel_size, sequence_parallel, context_parallel_size,
-            hierarchical_context_parallel_sizes, expert_model_parallel_size, expert_tensor_parallel_size,
-            pipeline_model_parallel_size, virtual_pipeline_model_parallel_size, num_layers_in_first_pipeline_stage,
-            num_layers_in_last_pipeline_stage, account_for_embedding_in_pipeline_split,
-            account_for_loss_in_pipeline_split, pipeline_model_parallel_layout, pipeline_schedule, pipeline_dtype,
-            microbatch_group_size_per_vp_stage, overlap_p2p_comm, overlap_p2p_comm_warmup_flush, tp_comm_overlap,
-            tp_comm_overlap_cfg,
+            tensor_model_parallel_size, sequence_parallel, context_parallel_size, expert_model_parallel_size,
+            expert_tensor_parallel_size, pipeline_model_parallel_size, virtual_pipeline_model_parallel_size,
+            num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage,
+            account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split,
+            pipeline_model_parallel_layout, pipeline_schedule, pipeline_dtype, microbatch_group_size_per_vp_stage,
+        ]);
+        self.model.config.refused.reset(&[
+            "hierarchical_context_parallel_sizes",
+            "overlap_p2p_comm",
+            "overlap_p2p_comm_warmup_flush",
+            "tp_comm_overlap",
+            "tp_comm_overlap_cfg",
         ]);
         self
     }

@@ -71,8 +71,3 @@ pub const NAMES: &[&str] = &{
 pub fn named(name: &str) -> Option<&'static OptimizerRule> {
     RULES.iter().find(|rule| rule.name == name)
 }
-
-/// True if a setting of `[optimizer]` belongs to some rule alone.
-pub fn have_setting(setting: &str) -> bool {
-    RULES.iter().any(|rule| rule.settings.contains(&setting))
-}

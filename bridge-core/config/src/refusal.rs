@@ -25,8 +25,6 @@ pub struct Refusal {
     is_execution_only: bool,
     /// True if a plan supports values that no run of this release supports.
     pub(super) is_planned: bool,
-    /// Settings that are implemented after all, by name.
-    unless: Option<fn(&str) -> bool>,
 }
 
 /// The cause of a refusal.
@@ -47,7 +45,6 @@ pub const fn not_built(reason: &'static str) -> Refusal {
         upstream: &[],
         is_execution_only: false,
         is_planned: false,
-        unless: None,
     }
 }
 
@@ -92,17 +89,6 @@ impl Refusal {
     #[must_use]
     pub const fn planned(self) -> Self {
         Self { is_planned: true, ..self }
-    }
-
-    /// Removes the refusal of a setting that `is_built` names as implemented.
-    #[must_use]
-    pub const fn unless(self, is_built: fn(&str) -> bool) -> Self {
-        Self { unless: Some(is_built), ..self }
-    }
-
-    /// True if the setting of this name is refused.
-    pub(super) fn holds(&self, name: &str) -> bool {
-        !self.unless.is_some_and(|is_built| is_built(name))
     }
 
     /// True if the setting controls something that Bridge does not have.

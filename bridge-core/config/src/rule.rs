@@ -4,15 +4,16 @@
 //!
 //! A text has conditions, of which one must hold, and may end in a reason:
 //! `checkpoint.load | checkpoint.save: there is no other run to resume`. A condition is `key` (set,
-//! and not false, 0 or empty), `key = value`, `key != value` or `key > number`.
+//! and not false, 0 or empty), `key = value`, `key != value` or `key > number`; `= value` repeats
+//! the key of the condition before it: `dataset.kind = gpt | = fim`.
 
 use std::fmt;
 
 use super::node::{Data, Node};
 use super::overrides::value_of;
 
-/// A rule of one setting; made by `needs`, `excludes` and `idle_unless`. A value that is the
-/// default, null or empty breaks no rule.
+/// A rule of one setting; made by `needs`, `excludes`, `idle_unless` and `given_with`. A value that
+/// is the default, null or empty breaks none of the first three.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rule {
     kind: RuleKind,
@@ -24,6 +25,7 @@ enum RuleKind {
     Needs,
     Excludes,
     IdleUnless,
+    GivenWith,
 }
 
 /// Refuses the setting unless one of the conditions holds.
@@ -41,11 +43,22 @@ pub(super) const fn idle_unless(text: &'static str) -> Rule {
     Rule { kind: RuleKind::IdleUnless, text }
 }
 
+/// Reports that the setting is missing if one of the conditions holds.
+pub(super) const fn given_with(text: &'static str) -> Rule {
+    Rule { kind: RuleKind::GivenWith, text }
+}
+
 impl Rule {
     /// The rule with its text parsed.
     pub fn parsed(self) -> ParsedRule {
         let (conditions, reason) = self.text.split_once(": ").unwrap_or((self.text, ""));
-        ParsedRule { kind: self.kind, conditions: conditions.split(" | ").map(Condition::parse).collect(), reason }
+        let mut key = "";
+        let conditions = conditions.split(" | ").map(|text| {
+            let condition = Condition::parse(text, key);
+            key = condition.key;
+            condition
+        });
+        ParsedRule { kind: self.kind, conditions: conditions.collect(), reason }
     }
 }
 
@@ -58,10 +71,26 @@ pub(super) struct ParsedRule {
 }
 
 impl ParsedRule {
-    /// True if a setting that is in use keeps the rule in a recipe of these values.
-    pub fn is_kept(&self, recipe: &Node) -> bool {
-        let holds = self.conditions.iter().any(|condition| condition.holds(recipe));
-        holds != (self.kind == RuleKind::Excludes)
+    /// True if a setting keeps the rule in a recipe of these values; `given` is its value, unless
+    /// that is the default.
+    pub fn is_kept(&self, recipe: &Node, given: Option<&Node>) -> bool {
+        let holds = || self.conditions.iter().any(|condition| condition.holds(recipe));
+        let is_used = given.is_some_and(|value| !is_empty(value));
+        match self.kind {
+            RuleKind::Needs | RuleKind::IdleUnless => !is_used || holds(),
+            RuleKind::Excludes => !is_used || !holds(),
+            RuleKind::GivenWith => given.is_some() || !holds(),
+        }
+    }
+
+    /// True if the rule is about a setting that is not given.
+    pub fn is_about_missing(&self) -> bool {
+        self.kind == RuleKind::GivenWith
+    }
+
+    /// True if the rule reads only settings whose keys begin with `prefix`.
+    pub fn is_within(&self, prefix: &str) -> bool {
+        self.conditions.iter().all(|condition| condition.key.starts_with(prefix))
     }
 
     /// True if a setting that breaks the rule is warned about, not refused.
@@ -78,7 +107,21 @@ impl ParsedRule {
         })
     }
 
-    /// The message about a setting that breaks the rule, without the setting's key.
+    /// The message about a setting that breaks the rule in a recipe of these values, without the
+    /// setting's key.
+    pub fn message_in(&self, recipe: &Node) -> String {
+        let holding = self.conditions.iter().find(|condition| condition.holds(recipe));
+        match (self.kind, holding) {
+            (RuleKind::Excludes, Some(Condition { key, comparison: Comparison::IsAbove(_) })) => {
+                let value = recipe.get_path(key).map(Node::to_inline).unwrap_or_default();
+                format!("excludes {key} = {value}{}", self.reason())
+            }
+            (RuleKind::GivenWith, Some(condition)) => format!("must be given with {condition}{}", self.reason()),
+            _ => self.message(),
+        }
+    }
+
+    /// The message about any setting that breaks the rule, without the setting's key.
     pub fn message(&self) -> String {
         let opposite = self.conditions[0].opposite().filter(|_| self.conditions.len() == 1);
         let (verb, last) = match (self.kind, &opposite) {
@@ -86,6 +129,7 @@ impl ParsedRule {
             (RuleKind::Excludes, _) => ("excludes", "and"),
             (RuleKind::IdleUnless, Some(_)) => ("has no effect with", "or"),
             (RuleKind::IdleUnless, None) => ("has no effect without", "or"),
+            (RuleKind::GivenWith, _) => ("must be given with", "or"),
         };
         let named = opposite.as_ref().filter(|_| self.is_warning()).map(std::slice::from_ref);
         let named = named.unwrap_or(&self.conditions);
@@ -99,8 +143,11 @@ impl ParsedRule {
             [others @ .., name] if !others.is_empty() => format!("{} {last} {name}", others.join(", ")),
             names => names.concat(),
         };
-        let reason = if self.reason.is_empty() { String::new() } else { format!(": {}", self.reason) };
-        format!("{verb} {names}{reason}")
+        format!("{verb} {names}{}", self.reason())
+    }
+
+    fn reason(&self) -> String {
+        if self.reason.is_empty() { String::new() } else { format!(": {}", self.reason) }
     }
 }
 
@@ -120,8 +167,10 @@ enum Comparison {
 }
 
 impl Condition {
-    fn parse(text: &'static str) -> Self {
-        let (key, comparison) = if let Some((key, value)) = text.split_once(" != ") {
+    fn parse(text: &'static str, last_key: &'static str) -> Self {
+        let (key, comparison) = if let Some(value) = text.strip_prefix("= ") {
+            (last_key, Comparison::Is(value_of(value)))
+        } else if let Some((key, value)) = text.split_once(" != ") {
             (key, Comparison::IsNot(value_of(value)))
         } else if let Some((key, value)) = text.split_once(" = ") {
             (key, Comparison::Is(value_of(value)))
@@ -148,11 +197,11 @@ impl Condition {
         let value = recipe.get_path(self.key).unwrap_or(&absent);
         match &self.comparison {
             Comparison::IsOn => {
-                !matches!(value.data, Data::Bool(false)) && number(value) != Some(0.0) && !is_empty(value)
+                !matches!(value.data, Data::Bool(false)) && value.number() != Some(0.0) && !is_empty(value)
             }
             Comparison::Is(other) => value == other,
             Comparison::IsNot(other) => value != other,
-            Comparison::IsAbove(bound) => number(value).is_some_and(|number| number > *bound),
+            Comparison::IsAbove(bound) => value.number().is_some_and(|number| number > *bound),
         }
     }
 }
@@ -172,18 +221,10 @@ impl fmt::Display for Condition {
 }
 
 /// True if a value is null, or a list or table without content.
-pub(super) fn is_empty(value: &Node) -> bool {
+fn is_empty(value: &Node) -> bool {
     match &value.data {
         Data::List(items) => items.is_empty(),
         Data::Table(entries) => entries.is_empty(),
         _ => value.is_null(),
-    }
-}
-
-fn number(value: &Node) -> Option<f64> {
-    match value.data {
-        Data::Int(number) => Some(number as f64),
-        Data::Float(number) => Some(number),
-        _ => None,
     }
 }

@@ -70,11 +70,18 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 /// neither attributes nor refusal. Attributes are [`Limits`](super::limits::Limits) and rules
 /// (`super::rule`). A row without a mark changes what is computed
 /// ([`Concerns`](super::spec::Concerns)).
+///
+/// A row `refused @mark name = default, "doc", attributes => refusal;` has no field: only values
+/// that ask for nothing are accepted, and the section's
+/// [`RefusedValues`](super::refused_values::RefusedValues) keep them.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+
         $vis:vis struct $Name:ident {
-            $( $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $attribute:expr)* $(=> $refusal:expr)? ; )+
+            $(
+                $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $attribute:expr)* $(=> $refusal:expr)? ;
+                $( refused $(@ $refused_mark:ident)? $refused:ident = $refused_default:expr, $refused_doc:literal $(, $refused_attribute:expr)* => $reason:expr ; )*
+            )+
             $( alias $alias:literal = $target:ident ; )*
         }
     ) => {
@@ -83,35 +90,36 @@ macro_rules! section {
         #[allow(non_snake_case, reason = "a few of upstream's names are not snake case")]
         $vis struct $Name {
             $( $(#[doc = $doc])+ pub $field: $ty, )+
+            /// Settings that are refused unless they ask for nothing.
+            pub refused: $crate::refused_values::RefusedValues,
         }
 
         impl Default for $Name {
             fn default() -> Self {
-                Self { $( $field: $default, )+ }
+                Self { $( $field: $default, )+ refused: Default::default() }
             }
         }
 
         impl $crate::section::Section for $Name {
             fn fields() -> Vec<$crate::spec::FieldSpec> {
                 let defaults = Self::default();
-                vec![ $( {
-                    let row = $crate::spec::FieldSpec {
-                        name: stringify!($field),
-                        doc: concat!($($doc),+).trim(),
-                        limits: $crate::limits::Limits::NONE,
-                        rules: Vec::new(),
-                        spec: <$ty as $crate::field::Field>::spec,
-                        default: $crate::field::Field::write(&defaults.$field),
-                        refusal: section!(@refusal stringify!($field) $(, $refusal)?),
-                        concerns: section!(@concerns $($mark)?),
-                    };
-                    $( let row = $crate::spec::Attribute::add_to($attribute, row); )*
-                    row
-                }, )+ ]
+                vec![ $(
+                    section!(@row
+                        stringify!($field), concat!($($doc),+).trim(), ($($mark)?),
+                        <$ty as $crate::field::Field>::spec, $crate::field::Field::write(&defaults.$field),
+                        section!(@refusal $($refusal)?), [$($attribute),*]
+                    ),
+                    $( section!(@row
+                        stringify!($refused), $refused_doc, ($($refused_mark)?),
+                        || $crate::refused_values::RefusedDefault::spec(&$refused_default),
+                        $crate::refused_values::RefusedDefault::write(&$refused_default),
+                        Some($reason), [$($refused_attribute),*]
+                    ), )*
+                )+ ]
             }
 
             fn names() -> Vec<&'static str> {
-                vec![ $( stringify!($field), )+ $( $alias, )* ]
+                vec![ $( stringify!($field), $( stringify!($refused), )* )+ $( $alias, )* ]
             }
 
             fn canonical(name: &str) -> &str {
@@ -128,11 +136,16 @@ macro_rules! section {
                 reader: &mut $crate::reader::Reader<'_>,
             ) -> bool {
                 match name {
-                    $( stringify!($field) => {
-                        if let Some(value) = $crate::field::Field::read(node, reader) {
-                            self.$field = value;
+                    $(
+                        stringify!($field) => {
+                            if let Some(value) = $crate::field::Field::read(node, reader) {
+                                self.$field = value;
+                            }
                         }
-                    } )+
+                        $( stringify!($refused) => {
+                            self.refused.read(stringify!($refused), &$refused_default, node, reader);
+                        } )*
+                    )+
                     _ => return false,
                 }
                 true
@@ -140,28 +153,46 @@ macro_rules! section {
 
             fn value(&self, name: &str) -> Option<$crate::node::Node> {
                 match name {
-                    $( stringify!($field) => Some($crate::field::Field::write(&self.$field)), )+
+                    $(
+                        stringify!($field) => Some($crate::field::Field::write(&self.$field)),
+                        $( stringify!($refused) => Some(self.refused.write(name, &$refused_default)), )*
+                    )+
                     _ => None,
                 }
             }
 
             fn to_node(&self) -> $crate::node::Node {
                 $crate::node::Data::Table(vec![ $(
-                    $crate::node::Entry::new(
-                        stringify!($field),
-                        $crate::field::Field::write(&self.$field),
-                    ),
+                    $crate::node::Entry::new(stringify!($field), $crate::field::Field::write(&self.$field)),
+                    $( $crate::node::Entry::new(
+                        stringify!($refused),
+                        self.refused.write(stringify!($refused), &$refused_default),
+                    ), )*
                 )+ ]).into()
             }
         }
 
         $crate::section::section_field!($Name);
     };
+    (@row $name:expr, $doc:expr, ($($mark:ident)?), $spec:expr, $default:expr, $refusal:expr, [$($attribute:expr),*]) => { {
+        let row = $crate::spec::FieldSpec {
+            name: $name,
+            doc: $doc,
+            limits: $crate::limits::Limits::NONE,
+            rules: Vec::new(),
+            spec: $spec,
+            default: $default,
+            refusal: $refusal,
+            concerns: section!(@concerns $($mark)?),
+        };
+        $( let row = $crate::spec::Attribute::add_to($attribute, row); )*
+        row
+    } };
     (@concerns) => { $crate::spec::Concerns::Function };
     (@concerns training) => { $crate::spec::Concerns::Training };
     (@concerns execution) => { $crate::spec::Concerns::Execution };
-    (@refusal $name:expr) => { None };
-    (@refusal $name:expr, $refusal:expr) => { Some($refusal).filter(|refusal| refusal.holds($name)) };
+    (@refusal) => { None };
+    (@refusal $refusal:expr) => { Some($refusal) };
 }
 
 /// Makes a [`Section`] usable as a field of another one, and serde-serialisable on its own.

@@ -6,6 +6,8 @@ use std::collections::BTreeSet;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
+use super::error::nearest_name;
+
 /// A kind of tensor of which statistics can be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum TensorKind {
@@ -403,9 +405,8 @@ fn expected(path: &str, what: &str, found: &Value) -> FeatureError {
 }
 
 fn unknown(path: &str, name: &str, names: &[&str]) -> FeatureError {
-    let nearest = names.iter().max_by(|a, b| strsim::jaro(a, name).total_cmp(&strsim::jaro(b, name)));
-    let hint = nearest.filter(|nearest| strsim::jaro(nearest, name) > 0.7);
-    let hint = hint.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"));
+    let nearest = nearest_name(name, names.iter().copied());
+    let hint = nearest.map_or(String::new(), |nearest| format!("; did you mean `{nearest}`?"));
     wrong(path, &format!("has the unknown name `{name}`; known are {}{hint}", names.join(", ")))
 }
 

@@ -8,6 +8,7 @@
 use std::collections::BTreeSet;
 
 use super::error::{ConfigError, ErrorKind};
+use super::finalize::COPIES;
 use super::raw::RawConfig;
 use super::section::Section;
 use super::sections::RecipeConfig;
@@ -38,37 +39,8 @@ const FILLS_IN: &[(&str, &[&str])] = &[
     ),
     ("ddp.grad_reduce_in_fp32", &["optimizer.main_grads_dtype"]),
     ("model.fp32_residual_connection", &["model.pipeline_dtype"]),
-    (
-        "mixed_precision",
-        &[
-            "model.fp16",
-            "model.bf16",
-            "model.pipeline_dtype",
-            "model.autocast_dtype",
-            "model.enable_autocast",
-            "model.fp8",
-            "model.fp8_recipe",
-            "model.fp8_margin",
-            "model.fp8_amax_history_len",
-            "model.fp8_amax_compute_algo",
-            "model.fp8_wgrad",
-            "model.first_last_layers_bf16",
-            "model.num_layers_at_start_in_bf16",
-            "model.num_layers_at_end_in_bf16",
-            "ddp.fp8_param_gather",
-            "ddp.grad_reduce_in_fp32",
-            "optimizer.main_grads_dtype",
-            "optimizer.loss_scale",
-            "optimizer.initial_loss_scale",
-            "optimizer.min_loss_scale",
-            "optimizer.loss_scale_window",
-            "optimizer.hysteresis",
-        ],
-    ),
-    (
-        "comm_overlap",
-        &["ddp.overlap_grad_reduce", "ddp.overlap_param_gather", "optimizer.overlap_param_gather", "ddp.bucket_size"],
-    ),
+    ("mixed_precision", &["model.enable_autocast", "optimizer.main_grads_dtype"]),
+    ("comm_overlap", &["optimizer.overlap_param_gather"]),
     ("train.micro_batch_size", &["validation.eval_micro_batch_size"]),
     ("train.global_batch_size", &["validation.eval_global_batch_size"]),
     ("train.eval_iters", &["validation.eval_iters"]),
@@ -112,9 +84,12 @@ impl Unread {
     fn follow(&mut self, raw: &RawConfig) {
         loop {
             let filled = FILLS_IN.iter().filter(|(source, _)| self.is_unknown(source));
-            let open = filled.flat_map(|(_, filled)| *filled).filter(|key| !raw.is_explicit(key));
+            let filled = filled.flat_map(|(_, filled)| *filled).map(|key| (*key).to_owned());
+            let copied = COPIES.iter().filter(|(_, table, _)| self.is_unknown(table));
+            let copied =
+                copied.flat_map(|(section, _, names)| names.iter().map(move |name| format!("{section}.{name}")));
             let added: Vec<String> =
-                open.filter(|key| !self.keys.contains(**key)).map(|key| (*key).to_owned()).collect();
+                filled.chain(copied).filter(|key| !raw.is_explicit(key) && !self.keys.contains(key)).collect();
             if added.is_empty() {
                 return;
             }
@@ -144,7 +119,11 @@ fn is_inside(key: &str, table: &str) -> bool {
 /// The words of a message that can be keys: dotted names, or names of settings outside all
 /// sections.
 fn keys_in(message: &str) -> impl Iterator<Item = &str> {
+    words_in(message).filter(|word| word.contains('.') || *word == "mixed_precision")
+}
+
+/// The words of a message, with the dots inside them.
+pub(super) fn words_in(message: &str) -> impl Iterator<Item = &str> {
     let is_of_key = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '.';
-    let words = message.split(move |c| !is_of_key(c)).map(|word| word.trim_matches('.'));
-    words.filter(|word| word.contains('.') || *word == "mixed_precision")
+    message.split(move |c| !is_of_key(c)).map(|word| word.trim_matches('.'))
 }

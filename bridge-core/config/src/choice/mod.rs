@@ -1,18 +1,19 @@
 //! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong
 //! here.
 
-/// Declares an enum whose variants are written as names; names after `|` are accepted too.
+/// Declares an enum whose variants are written as names; names after `|` are accepted too. Variants
+/// whose name says all have no sentence.
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])+
         pub enum $Name:ident {
-            $( $(#[doc = $variant_doc:literal])+ $Variant:ident = $text:literal $(| $other:literal)* , )+
+            $( $(#[doc = $variant_doc:literal])* $Variant:ident = $text:literal $(| $other:literal)* , )+
         }
     )+) => {$(
         $(#[doc = $doc])+
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum $Name {
-            $( $(#[doc = $variant_doc])+ $Variant, )+
+            $( $(#[doc = $variant_doc])* #[doc = concat!(" `", $text, "` in recipes.")] $Variant, )+
         }
 
         impl $Name {

@@ -17,7 +17,6 @@ choices! {
     pub enum PositionEmbeddingType {
         /// A learned vector per position, added to the token embedding.
         LearnedAbsolute = "learned_absolute",
-        /// Rotary embedding.
         Rope = "rope",
         /// Rotary embedding with YaRN extension.
         Yarn = "yarn",
@@ -27,7 +26,6 @@ choices! {
         Mrope = "mrope",
         /// A learned number for each head and distance, added to attention scores.
         Relative = "relative",
-        /// No position embedding.
         None = "none",
     }
 
@@ -88,30 +86,6 @@ choices! {
         SquaredRelu = "squared_relu" | "relu2",
     }
 
-    /// The requested attention implementation.
-    pub enum AttentionBackend {
-        /// Flash attention.
-        Flash = "flash",
-        /// The vendor's fused attention.
-        Fused = "fused",
-        /// Plain operations.
-        Unfused = "unfused",
-        /// Our own implementation.
-        Local = "local",
-        /// Automatic choice, which is our own.
-        Auto = "auto",
-    }
-
-    /// The requested layer implementation.
-    pub enum TransformerImpl {
-        /// Our own layers.
-        Local = "local",
-        /// Transformer Engine.
-        TransformerEngine = "transformer_engine",
-        /// Inference kernels.
-        InferenceOptimized = "inference_optimized",
-    }
-
     /// 8-bit float format.
     pub enum Fp8Format {
         /// Four exponent bits everywhere.
@@ -136,37 +110,12 @@ choices! {
 
     /// Reduction of a history of maxima to one value.
     pub enum AmaxAlgo {
-        /// The last.
         MostRecent = "most_recent",
-        /// The largest.
         Max = "max",
-    }
-
-    /// 4-bit float format.
-    pub enum Fp4Format {
-        /// Two exponent bits, one mantissa bit.
-        E2m1 = "e2m1",
-    }
-
-    /// Choice of 4-bit scales.
-    pub enum Fp4Recipe {
-        /// NVFP4.
-        Nvfp4 = "nvfp4",
-        /// By a factory in code.
-        Custom = "custom",
-    }
-
-    /// Backend of the fused loss.
-    pub enum CrossEntropyImpl {
-        /// Our own.
-        Native = "native",
-        /// Transformer Engine.
-        Te = "te",
     }
 
     /// Scope of activation recompute.
     pub enum RecomputeGranularity {
-        /// Whole layers.
         Full = "full",
         /// Chosen modules inside layers.
         Selective = "selective",
@@ -192,11 +141,9 @@ choices! {
 
     /// Graph capture.
     pub enum CudaGraphImpl {
-        /// No recompute.
         None = "none",
         /// Our own capture.
         Local = "local",
-        /// Transformer Engine's.
         TransformerEngine = "transformer_engine",
     }
 
@@ -212,21 +159,17 @@ choices! {
     pub enum LoadBalancing {
         /// A loss of each micro-batch.
         AuxLoss = "aux_loss",
-        /// A loss of each sequence.
         SeqAuxLoss = "seq_aux_loss",
         /// A loss of the global batch.
         GlobalAuxLoss = "global_aux_loss",
         /// Scores that are evened out before the choice.
         Sinkhorn = "sinkhorn",
-        /// No balancing.
         None = "none",
     }
 
     /// Router arithmetic.
     pub enum RouterDType {
-        /// 32 bits.
         Fp32 = "fp32",
-        /// 64 bits.
         Fp64 = "fp64",
     }
 
@@ -240,41 +183,25 @@ choices! {
         Flex = "flex",
     }
 
-    /// Library of the flex dispatcher.
-    pub enum FlexBackend {
-        /// DeepEP.
-        DeepEp = "deepep",
-        /// HybridEP.
-        HybridEp = "hybridep",
-    }
-
     /// Choice of the tokens that are dropped over capacity.
     pub enum TokenDropPolicy {
-        /// The least probable.
         Probs = "probs",
-        /// The last.
         Position = "position",
     }
 
     /// Place of adapter dropout.
     pub enum DropoutPosition {
-        /// Before the adapter.
         Pre = "pre",
-        /// After it.
         Post = "post",
     }
 
     /// Initialization of adapter matrices.
     pub enum AdapterInit {
-        /// Xavier normal.
         Xavier = "xavier",
         /// Normal, deviation 0.2.
         Normal = "normal",
-        /// Kaiming uniform.
         Kaiming = "kaiming",
-        /// Uniform.
         Uniform = "uniform",
-        /// Zero.
         Zero = "zero",
     }
 
@@ -300,9 +227,7 @@ choices! {
 
     /// Adapter method.
     pub enum PeftKind {
-        /// Low-rank adaptation.
         Lora = "lora",
-        /// Weight-decomposed low-rank adaptation.
         Dora = "dora",
     }
 }

@@ -29,12 +29,6 @@ macro_rules! curves {
 curves!(LrDecayStyle, WsdDecayStyle, WeightDecayIncrStyle);
 
 choices! {
-    /// Rule that exempts parameters from weight decay.
-    pub enum NoWeightDecayCond {
-        /// Qwen3-Next's.
-        Qwen3Next = "qwen3_next",
-    }
-
     /// Sampler.
     pub enum DataloaderType {
         /// In order, once.
@@ -83,25 +77,16 @@ choices! {
 
     /// The tokenizer. `ByteLevelBPE` is ours; the others are upstream's.
     pub enum TokenizerType {
-        /// BERT, lower case.
         BertWordPieceLowerCase = "BertWordPieceLowerCase",
-        /// BERT, cased.
         BertWordPieceCase = "BertWordPieceCase",
-        /// GPT-2's.
         Gpt2Bpe = "GPT2BPETokenizer",
-        /// SentencePiece.
         SentencePiece = "SentencePieceTokenizer",
-        /// SentencePiece for GPT.
         GptSentencePiece = "GPTSentencePieceTokenizer",
         /// A `tokenizer.json`.
         HuggingFace = "HuggingFaceTokenizer",
-        /// Llama 2's.
         Llama2 = "Llama2Tokenizer",
-        /// TikToken.
         TikToken = "TikTokenizer",
-        /// Multimodal.
         Multimodal = "MultimodalTokenizer",
-        /// Multimodal, for tests.
         NullMultimodal = "NullMultimodalTokenizer",
         /// Text is numbers.
         Null = "NullTokenizer",
@@ -113,31 +98,22 @@ choices! {
 
     /// TikToken pre-tokenizer.
     pub enum TiktokenPattern {
-        /// First.
         V1 = "v1",
-        /// Second.
         V2 = "v2",
     }
 
     /// Aggregation of timers over ranks.
     pub enum TimingLogOption {
-        /// Largest.
         Max = "max",
-        /// Smallest and largest.
         MinMax = "minmax",
-        /// Every rank.
         All = "all",
     }
 
     /// Unit of runtime estimates.
     pub enum TimeUnit {
-        /// Seconds.
         Seconds = "seconds",
-        /// Minutes.
         Minutes = "minutes",
-        /// Hours.
         Hours = "hours",
-        /// Days.
         Days = "days",
     }
 
@@ -145,25 +121,17 @@ choices! {
     pub enum Progress {
         /// A bar on a terminal, lines elsewhere.
         Auto = "auto",
-        /// A bar.
         Bar = "bar",
-        /// Lines.
         Plain = "plain",
-        /// No progress.
         None = "none",
     }
 
     /// A signal that ends training.
     pub enum Signal {
-        /// Termination.
         Sigterm = "SIGTERM",
-        /// Interrupt.
         Sigint = "SIGINT",
-        /// User signal 1.
         Sigusr1 = "SIGUSR1",
-        /// User signal 2.
         Sigusr2 = "SIGUSR2",
-        /// Hang-up.
         Sighup = "SIGHUP",
     }
 }

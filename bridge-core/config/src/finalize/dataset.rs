@@ -1,6 +1,6 @@
 //! The rules of `[dataset]`: where data comes from, blends, splits.
 
-use super::super::choice::{DataloaderType, TokenizerType};
+use super::super::choice::DataloaderType;
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::kinds::Kinds;
@@ -26,7 +26,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalDataset {
     fim_settings_go_with_fim(draft, &kind);
     finetuning::check(draft, &kind);
     blends_per_split(draft);
-    padding_has_a_token(draft);
     dataloader_fits(draft, &kind);
     surplus_has_weights(draft, &kind, blend.as_ref());
     full_validation_has_no_weights(draft, blend.as_ref());
@@ -197,16 +196,6 @@ fn dataloader_fits(draft: &mut Draft<'_>, kind: &str) {
     }
 }
 
-/// The padding token comes from the tokenizer, and not every tokenizer has one.
-fn padding_has_a_token(draft: &mut Draft<'_>) {
-    let kind = draft.recipe.tokenizer.tokenizer_type;
-    let can_pad = !matches!(kind, None | Some(TokenizerType::Null));
-    let message = "has no effect without a padding token: tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" or \
-                   \"ByteLevelBPE\"";
-    let key = "dataset.allow_ambiguous_pad_tokens";
-    draft.idle_unless(!draft.recipe.dataset.allow_ambiguous_pad_tokens || can_pad, key, message);
-}
-
 /// A surplus can be requested only from a member that has a share of the samples.
 fn surplus_has_weights(draft: &mut Draft<'_>, kind: &str, blend: Option<&Blend>) {
     let key = "dataset.mid_level_dataset_surplus";
@@ -244,15 +233,6 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
         return;
     }
     let dataset = draft.recipe.dataset.config.clone();
-    for (key, is_given) in [
-        ("dataset.fim_rate", dataset.fim_rate.is_some()),
-        ("dataset.fim_spm_rate", dataset.fim_spm_rate.is_some()),
-        ("dataset.fim_extra_tokens", dataset.fim_extra_tokens.is_some()),
-    ] {
-        if !is_given {
-            draft.missing(key, "must be given with dataset.kind = \"fim\"");
-        }
-    }
     let names = ["prefix", "middle", "suffix", "pad", "eod"];
     let tokens = dataset.fim_extra_tokens.unwrap_or_default();
     let has_all = tokens.is_empty() || names.iter().all(|name| tokens.contains_key(*name));

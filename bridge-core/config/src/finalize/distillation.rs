@@ -1,10 +1,9 @@
 //! `[distillation]`: rules.
 
-use super::super::run_config::ParallelSizes;
 use super::Draft;
 
 /// Rules of learning from a teacher.
-pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+pub(super) fn check(draft: &mut Draft<'_>) {
     let Some(settings) = draft.recipe.distillation.clone() else {
         return;
     };
@@ -20,7 +19,4 @@ pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         "distillation.alpha",
         "must be above 0 without distillation.hidden_weight",
     );
-    let has_cache = settings.cache.is_some();
-    let why = "must be 1 with distillation.cache: files are found by all tokens of a sample, of which context-parallel ranks have parts";
-    draft.require(!has_cache || parallel.context <= 1, "model.context_parallel_size", why);
 }

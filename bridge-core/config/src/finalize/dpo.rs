@@ -1,10 +1,9 @@
 //! `[dpo]`: rules.
 
-use super::super::run_config::ParallelSizes;
 use super::Draft;
 
 /// Rules of training on preferences.
-pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
+pub(super) fn check(draft: &mut Draft<'_>) {
     if draft.recipe.dpo.is_none() {
         return;
     }
@@ -19,8 +18,6 @@ pub(super) fn check(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         "checkpoint.pretrained_checkpoint",
         "must be given with [dpo]: it is the reference",
     );
-    let why = "must be 1 with [dpo]: an answer is judged by the likelihood of all its tokens, of which context-parallel ranks have parts";
-    draft.require(parallel.context <= 1, "model.context_parallel_size", why);
     let is_two_stacks = draft.recipe.model.kind == "t5";
     draft.forbid(is_two_stacks, "model.kind", "has no [dpo]: the encoder of the model would have to read the prompts");
     let dataset = &draft.recipe.dataset;

@@ -5,9 +5,11 @@ use super::super::kinded::{Kinded, KindedConfig};
 use super::super::kinds::Kind;
 use super::super::node::Node;
 use super::super::raw::RawConfig;
+use super::super::reader::Reader;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
-use super::super::sections::{OF_EVERY_KIND, RecipeConfig};
+use super::super::sections::{OF_EVERY_KIND, Precision, RecipeConfig};
+use super::presets::COPIES;
 
 /// Purpose of resolving a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,9 +120,57 @@ impl<'r> Draft<'r> {
         }
     }
 
+    /// True if a value was refused by itself; it is wrong beside any other settings.
+    pub fn is_refused(&self, key: &str) -> bool {
+        self.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict)
+    }
+
     /// True if the user chose this setting; see [`RawConfig`].
     pub fn is_explicit(&self, key: &str) -> bool {
         self.raw.is_explicit(key)
+    }
+
+    /// True if the user wrote a setting of a table.
+    pub fn is_stated(&self, table: &str, name: &str) -> bool {
+        self.is_explicit(&format!("{table}.{name}"))
+    }
+
+    /// The key that the user wrote for the value of `key`: itself, or what sets it in a table, or
+    /// the table.
+    pub fn written(&self, key: &str) -> String {
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        let copy = COPIES.iter().find(|(to, _, names)| *to == section && names.contains(&name));
+        let table = copy.map(|(_, table, _)| [key.to_owned(), format!("{table}.{name}"), (*table).to_owned()]);
+        table.into_iter().flatten().find(|key| self.is_explicit(key)).unwrap_or_else(|| key.to_owned())
+    }
+
+    /// The current value of a setting of a section.
+    pub fn value(&self, key: &str) -> Option<Node> {
+        let (section, name) = key.split_once('.')?;
+        match section {
+            "model" => self.recipe.model.value(name),
+            "ddp" => self.recipe.ddp.value(name),
+            "optimizer" => self.recipe.optimizer.value(name),
+            "train" => self.recipe.train.value(name),
+            "validation" => self.recipe.validation.value(name),
+            _ => self.recipe.value(section)?.get_path(name).cloned(),
+        }
+    }
+
+    /// Sets a setting of a section that presets and old names set.
+    pub fn set(&mut self, key: &str, value: &Node) {
+        let (section, name) = key.split_once('.').unwrap_or(("", key));
+        let mut reader = Reader::new(self.raw.kinds());
+        let is_set = match (section, &mut self.recipe.mixed_precision) {
+            ("model", _) => self.recipe.model.assign(name, value, &mut reader),
+            ("ddp", _) => self.recipe.ddp.assign(name, value, &mut reader),
+            ("optimizer", _) => self.recipe.optimizer.assign(name, value, &mut reader),
+            ("train", _) => self.recipe.train.assign(name, value, &mut reader),
+            ("validation", _) => self.recipe.validation.assign(name, value, &mut reader),
+            ("mixed_precision", Some(Precision::Custom(config))) => config.assign(name, value, &mut reader),
+            _ => false,
+        };
+        debug_assert!(is_set, "{key} is a setting");
     }
 
     /// Setting that the user chose among settings that are copied onto each other; the first one if
@@ -131,13 +181,7 @@ impl<'r> Draft<'r> {
 
     /// True if a setting now differs from its default, whatever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
-        let value = match key.split_once('.') {
-            Some((section, field)) => {
-                let section = self.recipe.value(section);
-                section.and_then(|section| section.get_path(field).cloned())
-            }
-            None => self.recipe.value(key),
-        };
+        let value = if key.contains('.') { self.value(key) } else { self.recipe.value(key) };
         value.as_ref() != self.defaults.get_path(key)
     }
 

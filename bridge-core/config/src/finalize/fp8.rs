@@ -1,6 +1,6 @@
 //! `model.fp8` and the settings that only it reads.
 
-use super::super::choice::{Fp8Recipe, PipelineSchedule, ShardingStrategy};
+use super::super::choice::{Fp8Recipe, ShardingStrategy};
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
@@ -11,27 +11,14 @@ pub(super) fn check(draft: &mut Draft<'_>, stacks: usize) {
     if model.fp8.is_none() {
         return;
     }
-    let key = draft.chosen(&["model.fp8_recipe", "mixed_precision.fp8_recipe"]);
-    if model.fp8_recipe.is_none() && !draft.errors.names(key) {
-        draft.missing(key, "must say where the scales of model.fp8 come from");
+    let key = draft.written("model.fp8_recipe");
+    if model.fp8_recipe.is_none() && !draft.errors.names(&key) {
+        draft.missing(&key, "must say where the scales of model.fp8 come from");
     }
-    let key = draft.chosen(&["model.fp8", "mixed_precision.fp8", "mixed_precision"]);
-    let (has_peft, schedule) = (draft.recipe.peft.is_some(), model.pipeline_schedule);
-    draft.forbid(
-        has_peft,
-        key,
-        "8-bit products of adapted layers are not implemented: use peft.base_quantization, or no fp8",
-    );
     let is_delayed = model.fp8_recipe == Some(Fp8Recipe::Delayed);
     let has_reference = draft.recipe.dpo.is_some();
     let message = "with scales of earlier steps excludes [dpo], whose reference has none of its own: another model.fp8_recipe has none";
-    draft.forbid(is_delayed && has_reference, key, message);
-    let defers = schedule == Some(PipelineSchedule::ZeroBubbleH1);
-    draft.forbid(
-        defers,
-        key,
-        "excludes model.pipeline_schedule = \"zb_h1\", which defers weight gradients of 16 or 32 bits",
-    );
+    draft.forbid(is_delayed && has_reference, &draft.written("model.fp8"), message);
     if model.first_last_layers_bf16 {
         edges(draft, &model, stacks);
     }
@@ -40,18 +27,11 @@ pub(super) fn check(draft: &mut Draft<'_>, stacks: usize) {
 /// Checks that weights can be gathered as codes, if they are to be; what is sharded is resolved.
 pub(super) fn check_gather(draft: &mut Draft<'_>) {
     let (ddp, model) = (draft.recipe.ddp.clone(), draft.recipe.model.config.clone());
-    if !ddp.fp8_param_gather {
-        return;
-    }
     // What a preset that was refused would have set is not known.
-    if is_preset_refused(draft) {
+    if !ddp.fp8_param_gather || model.fp8.is_none() || is_preset_refused(draft) {
         return;
     }
-    let key = draft.chosen(&["ddp.fp8_param_gather", "mixed_precision.fp8_param_gather"]);
-    if model.fp8.is_none() {
-        draft.idle_unless(false, key, "has no effect without model.fp8");
-        return;
-    }
+    let key = &draft.written("ddp.fp8_param_gather");
     let has_one_scale = matches!(model.fp8_recipe, Some(Fp8Recipe::Tensorwise | Fp8Recipe::Delayed));
     let message = "needs model.fp8_recipe = \"tensorwise\" or \"delayed\": blocks with a scale of their own would end inside of what a rank owns";
     draft.require(has_one_scale || model.fp8_recipe.is_none(), key, message);
@@ -67,7 +47,8 @@ fn is_preset_refused(draft: &Draft<'_>) -> bool {
     ["mixed_precision", "mixed_precision.params_dtype"].iter().any(|key| draft.errors.names(key))
 }
 
-/// Settings must be read by the recipe's features.
+/// Settings must be read by the recipe's features. Not a rule on their rows: a model by itself may
+/// have them.
 fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
     if is_preset_refused(draft) {
         return;
@@ -88,17 +69,18 @@ fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
         ("num_layers_at_start_in_bf16", edges, model.first_last_layers_bf16),
         ("num_layers_at_end_in_bf16", edges, model.first_last_layers_bf16),
     ] {
-        let (of_model, of_table) = (format!("model.{field}"), format!("mixed_precision.{field}"));
-        let key = draft.chosen(&[&of_model, &of_table]);
-        let is_set = draft.is_explicit(key) && draft.recipe_differs(&of_model);
-        draft.idle_unless(is_met || !is_set, key, format!("has no effect without {needs}"));
+        let key = draft.written(&format!("model.{field}"));
+        let is_set =
+            draft.is_explicit(&key) && key != "mixed_precision" && draft.recipe_differs(&format!("model.{field}"));
+        draft.idle_unless(is_met || !is_set, &key, format!("has no effect without {needs}"));
     }
 }
 
 /// Layers at the ends that keep their dtype, which a named preset may have chosen.
 fn edges(draft: &mut Draft<'_>, model: &TransformerConfig, stacks: usize) {
     let switch = "model.first_last_layers_bf16";
-    let key = draft.chosen(&[switch, "mixed_precision.first_last_layers_bf16", "mixed_precision"]);
+    let key = draft.written(switch);
+    let key = key.as_str();
     let switch = if key == "mixed_precision" { switch } else { key };
     let message = format!("is for models with one stack of layers; {switch} = false gives all of them 8-bit products");
     draft.require(stacks == 1, key, message);

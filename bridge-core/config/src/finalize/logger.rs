@@ -6,32 +6,6 @@ use super::super::memory_statistics::MEMORY_STATISTICS;
 use super::super::run_config::FinalLogger;
 use super::Draft;
 
-/// Settings about logging training steps.
-const OF_STEPS: [&str; 22] = [
-    "log_interval",
-    "log_params_norm",
-    "log_throughput",
-    "log_throughput_to_tensorboard",
-    "throughput_window_size",
-    "timing_log_level",
-    "timing_log_option",
-    "barrier_with_L1_time",
-    "tensorboard_log_interval",
-    "log_timers_to_tensorboard",
-    "log_loss_scale_to_tensorboard",
-    "log_memory_to_tensorboard",
-    "log_memory_interval",
-    "log_l2_norm_grad_to_tensorboard",
-    "log_num_zeros_in_grad",
-    "log_runtime_to_tensorboard",
-    "runtime_time_unit",
-    "log_world_size_to_tensorboard",
-    "log_energy",
-    "log_max_attention_logit",
-    "memory_keys",
-    "log_device_memory_used",
-];
-
 /// Fills in the folder.
 pub(super) fn resolve(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
     let default_dir = || PathBuf::from("runs").join(name);
@@ -44,11 +18,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, name: &str) -> FinalLogger {
 pub(super) fn check(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
     if logger.skip_train_metrics_log {
-        for field in OF_STEPS {
-            let key = format!("logger.{field}");
-            let is_changed = draft.recipe_differs(&key);
-            draft.idle_if(is_changed, &key, "has no effect with logger.skip_train_metrics_log: steps are not logged");
-        }
         return;
     }
     let device = draft.recipe.device.clone();
@@ -63,9 +32,6 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 /// Memory statistics need a report, and known names.
 fn memory(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
-    let is_reported = logger.log_memory_to_tensorboard || logger.log_memory_interval.is_some();
-    let why = "has no effect without logger.log_memory_to_tensorboard or logger.log_memory_interval";
-    draft.idle_if(logger.log_device_memory_used && !is_reported, "logger.log_device_memory_used", why);
     let device = draft.recipe.device.clone();
     let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
     let known = "is known of processors and of CUDA devices";
@@ -73,7 +39,6 @@ fn memory(draft: &mut Draft<'_>) {
     let Some(keys) = logger.memory_keys else {
         return;
     };
-    draft.idle_if(!is_reported, "logger.memory_keys", why);
     draft.forbid(keys.is_empty(), "logger.memory_keys", "names no statistic");
     let known = MEMORY_STATISTICS.map(|(statistic, _)| statistic);
     for statistic in keys.keys().filter(|statistic| !known.contains(&statistic.as_str())) {
@@ -149,16 +114,8 @@ fn names(draft: &mut Draft<'_>) {
 /// Settings about times need active timers.
 fn times(draft: &mut Draft<'_>) {
     let level = draft.recipe.logger.timing_log_level;
-    let barrier = "logger.barrier_with_L1_time";
-    let has_barrier = draft.recipe_differs(barrier);
-    draft.idle_if(
-        has_barrier && level < 1,
-        barrier,
-        "has no effect below logger.timing_log_level = 1: the phases of a step are not timed",
-    );
     let option = "logger.timing_log_option";
     let is_changed = draft.recipe_differs(option);
-    draft.idle_if(is_changed && level < 0, option, "has no effect with logger.timing_log_level = -1: nothing is timed");
     let saves = draft.recipe.checkpoint.save.is_some();
     let evaluates = evaluates(draft) && draft.recipe.validation.eval_interval.is_some();
     draft.idle_if(

@@ -34,6 +34,7 @@ mod unused;
 
 pub use data_parallel::SAME_SETTINGS;
 pub use offload::NAMES as OFFLOAD_MODULES;
+pub(super) use presets::COPIES;
 
 use super::error::ConfigErrors;
 use super::kinded::Kinded;
@@ -79,8 +80,8 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 4. Rules between sections.
     cross::check(&mut draft);
     peft::check(&mut draft);
-    dpo::check(&mut draft, &parallel);
-    distillation::check(&mut draft, &parallel);
+    dpo::check(&mut draft);
+    distillation::check(&mut draft);
     logger::check(&mut draft);
     stragglers::check(&mut draft);
     graphs::check(&mut draft, &parallel);

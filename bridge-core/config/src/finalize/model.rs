@@ -234,13 +234,6 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     let model = draft.recipe.model.config.clone();
     let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
     let is_selective = model.recompute_granularity == Some(RecomputeGranularity::Selective);
-    let method = ("model.recompute_method", model.recompute_method.is_some());
-    let layers = ("model.recompute_num_layers", model.recompute_num_layers.is_some());
-    for (key, is_given) in [method, layers] {
-        if is_full && !is_given {
-            draft.missing(key, "must be given with model.recompute_granularity = \"full\"");
-        }
-    }
     if let Some(layers) = model.recompute_num_layers.filter(|_| is_full) {
         draft.require(
             layers <= model.num_layers,
@@ -292,13 +285,9 @@ fn recompute_module(draft: &mut Draft<'_>, module: &str) {
 /// A residual stream in float32, which is what stages send.
 fn float32_stream(draft: &mut Draft<'_>) {
     let model = &mut draft.recipe.model.config;
-    if !model.fp32_residual_connection {
-        return;
+    if model.fp32_residual_connection {
+        model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
     }
-    model.pipeline_dtype = model.pipeline_dtype.or(Some(DType::Float32));
-    let is_wide_already = model.params_dtype == DType::Float32;
-    let message = "has no effect: without 16-bit layers (mixed_precision) everything is in 32 bits";
-    draft.idle_if(is_wide_already, "model.fp32_residual_connection", message);
 }
 
 /// The range of the parameters' dtype, for numbers that are used in it.

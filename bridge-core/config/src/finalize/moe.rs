@@ -32,9 +32,7 @@ fn need_experts(draft: &mut Draft<'_>) {
     let fields = TransformerConfig::fields().into_iter().map(|field| field.name);
     for name in fields.filter(|name| OF_EXPERTS.iter().any(|prefix| name.starts_with(prefix))) {
         let key = format!("model.{name}");
-        // A value that is refused anyway is reported as refused.
-        let is_refused = draft.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict);
-        let is_set = draft.recipe_differs(&key) && !is_refused;
+        let is_set = draft.recipe_differs(&key) && !draft.is_refused(&key);
         draft.require(!is_set, &key, "needs model.num_moe_experts");
     }
 }

@@ -28,9 +28,6 @@ fn layers(draft: &mut Draft<'_>, model: &TransformerConfig) {
     if !model.cpu_offloading {
         return;
     }
-    if count == 0 {
-        draft.missing(NUM_LAYERS, "must be given with model.cpu_offloading = true: without layers nothing is moved");
-    }
     let message = format!(
         "must be below model.num_layers = {}: backward of the last layer follows its forward at once",
         model.num_layers

@@ -191,22 +191,10 @@ fn loss_scale_fits(draft: &mut Draft<'_>) {
         format!("is below optimizer.min_loss_scale = {}", config.min_loss_scale),
     );
     draft.require(
-        config.loss_scale.is_none() || draft.recipe.model.fp16,
-        draft.chosen(&["optimizer.loss_scale", "mixed_precision.loss_scale"]),
-        "has an effect only with model.fp16",
-    );
-    draft.require(
         config.loss_scale_window.fract() == 0.0,
         "optimizer.loss_scale_window",
         "counts steps, so it must be a whole number",
     );
-    let is_dynamic = draft.recipe.model.fp16 && config.loss_scale.is_none();
-    for field in ["initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"] {
-        let (key, copied) = (format!("optimizer.{field}"), format!("mixed_precision.{field}"));
-        let is_changed = draft.recipe_differs(&key);
-        let message = "concerns the dynamic loss scale: model.fp16 without optimizer.loss_scale";
-        draft.require(is_dynamic || !is_changed, draft.chosen(&[&key, &copied]), message);
-    }
 }
 
 /// The same setting exists in two sections; afterwards both have the same value.

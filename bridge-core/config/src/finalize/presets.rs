@@ -9,6 +9,8 @@ use super::super::advice::advice_on_value;
 use super::super::choice::{AmaxAlgo, DType, Fp8Format, Fp8Recipe, PipelineSchedule, ShardingStrategy};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::field::Field;
+use super::super::node::Node;
+use super::super::section::Section;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
 use super::Draft;
 
@@ -70,6 +72,36 @@ impl EightBitRecipe {
     }
 }
 
+/// Settings that a table sets in a section: the section, the table, and the names in both.
+pub(in super::super) const COPIES: [(&str, &str, &[&str]); 4] = [
+    (
+        "model",
+        "mixed_precision",
+        &[
+            "fp16",
+            "bf16",
+            "pipeline_dtype",
+            "autocast_dtype",
+            "fp8",
+            "fp8_recipe",
+            "fp8_margin",
+            "fp8_amax_history_len",
+            "fp8_amax_compute_algo",
+            "fp8_wgrad",
+            "first_last_layers_bf16",
+            "num_layers_at_start_in_bf16",
+            "num_layers_at_end_in_bf16",
+        ],
+    ),
+    ("ddp", "mixed_precision", &["grad_reduce_in_fp32", "fp8_param_gather"]),
+    (
+        "optimizer",
+        "mixed_precision",
+        &["loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"],
+    ),
+    ("ddp", "comm_overlap", &["overlap_grad_reduce", "overlap_param_gather", "bucket_size"]),
+];
+
 /// Copies the precision recipe and the overlap settings to the sections that they concern.
 pub(super) fn resolve(draft: &mut Draft<'_>) {
     match draft.recipe.mixed_precision.clone() {
@@ -89,7 +121,7 @@ fn named(draft: &mut Draft<'_>, name: &str) {
         let mut preset = Preset::new(draft, source);
         preset.mode(*mode);
         let reduces_wide = *mode == Mode::BFloat16;
-        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduces_wide, "ddp.grad_reduce_in_fp32");
+        preset.state("ddp.grad_reduce_in_fp32", reduces_wide);
         if let Some(recipe) = eight_bits {
             preset.eight_bits(recipe);
             let gathers = draft.recipe.ddp.fp8_param_gather;
@@ -137,9 +169,7 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         draft.conflict("mixed_precision.params_dtype", message);
         return;
     }
-    let stated = |field: &str| draft.raw.is_explicit(&format!("mixed_precision.{field}"));
-    let is_mode_stated = stated("fp32") || stated("fp16") || stated("bf16");
-    let is_reduce_stated = stated("grad_reduce_in_fp32");
+    let is_mode_stated = ["fp32", "fp16", "bf16"].iter().any(|mode| draft.is_stated("mixed_precision", mode));
     let mut preset = Preset::new(draft, "the [mixed_precision] table".into());
     if is_mode_stated {
         preset.mode_only(mode);
@@ -147,50 +177,36 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
     if let Some(dtype) = config.params_dtype {
         preset.params_dtype(dtype);
     }
-    if let Some(dtype) = config.pipeline_dtype {
-        preset.state(|r| &mut r.model.pipeline_dtype, Some(dtype), "model.pipeline_dtype");
+    let has_format = config.fp8.is_some();
+    let has_edges = has_format && config.first_last_layers_bf16;
+    for (section, table, names) in COPIES.iter().filter(|(_, table, _)| *table == "mixed_precision") {
+        for name in *names {
+            let value = config.value(name).unwrap_or_else(Node::null);
+            let is_stated = match *name {
+                // The mode says these.
+                "fp16" | "bf16" => None,
+                "pipeline_dtype" | "autocast_dtype" | "fp8" | "loss_scale" => (!value.is_null()).then_some(true),
+                name if preset.draft.is_stated(table, name) => Some(true),
+                "grad_reduce_in_fp32" => Some(false),
+                "num_layers_at_start_in_bf16" | "num_layers_at_end_in_bf16" => has_edges.then_some(false),
+                _ => (*section == "model" && has_format).then_some(false),
+            };
+            if let Some(is_stated) = is_stated {
+                preset.put(&format!("{section}.{name}"), value, is_stated);
+            }
+        }
     }
-    if let Some(dtype) = config.autocast_dtype {
-        preset.state(|r| &mut r.model.autocast_dtype, Some(dtype), "model.autocast_dtype");
-    }
-    let reduce = config.grad_reduce_in_fp32;
-    if is_reduce_stated {
-        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
-    } else {
-        preset.suggest(|r| &mut r.ddp.grad_reduce_in_fp32, reduce, "ddp.grad_reduce_in_fp32");
-    }
-    preset.eight_bit_table(config);
-    if stated("fp8_param_gather") {
-        preset.state(|r| &mut r.ddp.fp8_param_gather, config.fp8_param_gather, "ddp.fp8_param_gather");
-    }
-    preset.loss_scaling(config);
-    agree_with_sections(&mut draft.recipe);
+    agree_with_sections(draft);
 }
 
 /// If the table had only suggested a value, the resolved table gets the final value of the section,
 /// so that the resolved recipe is consistent when it is read again.
-fn agree_with_sections(recipe: &mut RecipeConfig) {
-    if let Some(Precision::Custom(config)) = &mut recipe.mixed_precision {
-        config.fp16 = recipe.model.fp16;
-        config.bf16 = recipe.model.bf16;
-        config.grad_reduce_in_fp32 = recipe.ddp.grad_reduce_in_fp32;
-        let model = &recipe.model;
-        config.fp8 = model.fp8;
-        config.fp8_recipe = model.fp8_recipe;
-        config.fp8_margin = model.fp8_margin;
-        config.fp8_amax_history_len = model.fp8_amax_history_len;
-        config.fp8_amax_compute_algo = model.fp8_amax_compute_algo;
-        config.fp8_wgrad = model.fp8_wgrad;
-        config.fp8_param_gather = recipe.ddp.fp8_param_gather;
-        config.first_last_layers_bf16 = model.first_last_layers_bf16;
-        config.num_layers_at_start_in_bf16 = model.num_layers_at_start_in_bf16;
-        config.num_layers_at_end_in_bf16 = model.num_layers_at_end_in_bf16;
-        let optimizer = &recipe.optimizer;
-        config.loss_scale = optimizer.loss_scale;
-        config.initial_loss_scale = optimizer.initial_loss_scale;
-        config.min_loss_scale = optimizer.min_loss_scale;
-        config.loss_scale_window = optimizer.loss_scale_window;
-        config.hysteresis = optimizer.hysteresis;
+fn agree_with_sections(draft: &mut Draft<'_>) {
+    for (section, table, names) in COPIES.iter().filter(|(_, table, _)| *table == "mixed_precision") {
+        for name in names.iter().filter(|name| !["pipeline_dtype", "autocast_dtype"].contains(name)) {
+            let value = draft.value(&format!("{section}.{name}")).unwrap_or_else(Node::null);
+            draft.set(&format!("{table}.{name}"), &value);
+        }
     }
 }
 
@@ -216,29 +232,25 @@ fn overlaps(draft: &mut Draft<'_>) {
     let defers_weights = recipe.model.pipeline_schedule == Some(PipelineSchedule::ZeroBubbleH1);
     let mut preset = Preset::new(draft, "the [comm_overlap] table".into());
     match config.overlap_grad_reduce {
-        Some(overlaps) => preset.state(|r| &mut r.ddp.overlap_grad_reduce, overlaps, "ddp.overlap_grad_reduce"),
-        None if has_shards && !defers_weights => {
-            preset.suggest(|r| &mut r.ddp.overlap_grad_reduce, true, "ddp.overlap_grad_reduce");
-        }
+        Some(overlaps) => preset.state("ddp.overlap_grad_reduce", overlaps),
+        None if has_shards && !defers_weights => preset.suggest("ddp.overlap_grad_reduce", true),
         None => {}
     }
     match config.overlap_param_gather {
         Some(overlaps) => {
-            preset.state(|r| &mut r.ddp.overlap_param_gather, overlaps, "ddp.overlap_param_gather");
-            preset.state(|r| &mut r.optimizer.overlap_param_gather, overlaps, "optimizer.overlap_param_gather");
+            preset.state("ddp.overlap_param_gather", overlaps);
+            preset.state("optimizer.overlap_param_gather", overlaps);
         }
         None if has_shards && !preset.draft.is_explicit("optimizer.overlap_param_gather") => {
-            preset.suggest(|r| &mut r.ddp.overlap_param_gather, true, "ddp.overlap_param_gather");
+            preset.suggest("ddp.overlap_param_gather", true);
         }
         None => {}
     }
     let ddp = &preset.draft.recipe.ddp;
     let has_buckets = ddp.overlap_grad_reduce || ddp.overlap_param_gather;
     match config.bucket_size {
-        Some(_) => preset.state(|r| &mut r.ddp.bucket_size, config.bucket_size, "ddp.bucket_size"),
-        None if has_shards && has_buckets && !is_by_segment => {
-            preset.suggest(|r| &mut r.ddp.bucket_size, Some(OVERLAPPED_BUCKET), "ddp.bucket_size");
-        }
+        Some(size) => preset.state("ddp.bucket_size", size),
+        None if has_shards && has_buckets && !is_by_segment => preset.suggest("ddp.bucket_size", OVERLAPPED_BUCKET),
         None => {}
     }
     let ddp = draft.recipe.ddp.clone();
@@ -278,36 +290,36 @@ impl<'d, 'r> Preset<'d, 'r> {
     }
 
     /// Sets `key` unless the user set it differently, which is an error.
-    fn state<T: Field + PartialEq>(&mut self, slot: impl FnOnce(&mut RecipeConfig) -> &mut T, value: T, key: &str) {
-        let raw = self.draft.raw;
-        let slot = slot(&mut self.draft.recipe);
-        if *slot == value {
+    fn state(&mut self, key: &str, value: impl Field) {
+        self.put(key, value.write(), true);
+    }
+
+    /// Sets `key` unless the user set it.
+    fn suggest(&mut self, key: &str, value: impl Field) {
+        self.put(key, value.write(), false);
+    }
+
+    fn put(&mut self, key: &str, value: Node, is_stated: bool) {
+        let found = self.draft.value(key).unwrap_or_else(Node::null);
+        if found == value {
             return;
         }
-        if raw.is_explicit(key) {
-            let (found, wanted) = (slot.write().to_inline(), value.write().to_inline());
+        if !self.draft.is_explicit(key) {
+            self.draft.set(key, &value);
+        } else if is_stated {
+            let (found, wanted) = (found.to_inline(), value.to_inline());
             let is_bytes = key.ends_with(".params_dtype") && found.trim_matches('"') == DType::UInt8.as_str();
             let more = if is_bytes { INSTEAD_OF_BYTES } else { "" };
             let message = format!("set to {found}, but {} sets it to {wanted}{more}", self.source);
             self.draft.conflict(key, message);
-        } else {
-            *slot = value;
-        }
-    }
-
-    /// Sets `key` unless the user set it.
-    fn suggest<T: Field + PartialEq>(&mut self, slot: impl FnOnce(&mut RecipeConfig) -> &mut T, value: T, key: &str) {
-        if !self.draft.is_explicit(key) {
-            *slot(&mut self.draft.recipe) = value;
         }
     }
 
     fn mode_only(&mut self, mode: Mode) {
-        let (fp16, bf16) = (mode == Mode::Float16, mode == Mode::BFloat16);
-        self.state(|r| &mut r.model.fp16, fp16, "model.fp16");
-        self.state(|r| &mut r.model.bf16, bf16, "model.bf16");
-        self.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
-        self.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
+        for section in ["model", "optimizer"] {
+            self.state(&format!("{section}.fp16"), mode == Mode::Float16);
+            self.state(&format!("{section}.bf16"), mode == Mode::BFloat16);
+        }
     }
 
     fn mode(&mut self, mode: Mode) {
@@ -316,80 +328,30 @@ impl<'d, 'r> Preset<'d, 'r> {
         self.params_dtype(dtype);
         // What stages send is the residual stream.
         let is_wide = self.draft.recipe.model.fp32_residual_connection;
-        let sent = if is_wide { DType::Float32 } else { dtype };
-        self.state(|r| &mut r.model.pipeline_dtype, Some(sent), "model.pipeline_dtype");
-        self.state(|r| &mut r.model.enable_autocast, false, "model.enable_autocast");
+        self.state("model.pipeline_dtype", if is_wide { DType::Float32 } else { dtype });
+        self.state("model.enable_autocast", false);
     }
 
     /// Settings of 8-bit products in a named recipe.
     fn eight_bits(&mut self, recipe: &EightBitRecipe) {
-        self.state(|r| &mut r.model.fp8, Some(recipe.format), "model.fp8");
-        self.state(|r| &mut r.model.fp8_recipe, Some(recipe.recipe), "model.fp8_recipe");
+        self.state("model.fp8", recipe.format);
+        self.state("model.fp8_recipe", recipe.recipe);
         if let Some(steps) = recipe.history {
-            self.suggest(|r| &mut r.model.fp8_amax_history_len, steps, "model.fp8_amax_history_len");
-            self.suggest(|r| &mut r.model.fp8_amax_compute_algo, AmaxAlgo::Max, "model.fp8_amax_compute_algo");
+            self.suggest("model.fp8_amax_history_len", steps);
+            self.suggest("model.fp8_amax_compute_algo", AmaxAlgo::Max);
         }
         if let Some(count) = recipe.edges {
-            self.suggest(|r| &mut r.model.first_last_layers_bf16, true, "model.first_last_layers_bf16");
+            self.suggest("model.first_last_layers_bf16", true);
             if self.draft.recipe.model.first_last_layers_bf16 {
-                self.suggest(|r| &mut r.model.num_layers_at_start_in_bf16, count, "model.num_layers_at_start_in_bf16");
-                self.suggest(|r| &mut r.model.num_layers_at_end_in_bf16, count, "model.num_layers_at_end_in_bf16");
+                self.suggest("model.num_layers_at_start_in_bf16", count);
+                self.suggest("model.num_layers_at_end_in_bf16", count);
             }
         }
     }
 
-    /// The table's settings of 8-bit products: those that were written there; with a format, the
-    /// table's defaults for the others, of which the numbers of layers are those of its own switch.
-    fn eight_bit_table(&mut self, config: &MixedPrecisionConfig) {
-        let has_format = config.fp8.is_some();
-        let has_edges = has_format && config.first_last_layers_bf16;
-        if has_format {
-            self.state(|r| &mut r.model.fp8, config.fp8, "model.fp8");
-        }
-        macro_rules! copy {
-            ($is_suggested:ident: $($field:ident)*) => {$(
-                let value = config.$field.clone();
-                let key = concat!("model.", stringify!($field));
-                if self.draft.raw.is_explicit(concat!("mixed_precision.", stringify!($field))) {
-                    self.state(|r| &mut r.model.$field, value, key);
-                } else if $is_suggested {
-                    self.suggest(|r| &mut r.model.$field, value, key);
-                }
-            )*};
-        }
-        copy!(has_format: fp8_recipe fp8_margin fp8_amax_history_len fp8_amax_compute_algo fp8_wgrad);
-        copy!(has_format: first_last_layers_bf16);
-        copy!(has_edges: num_layers_at_start_in_bf16 num_layers_at_end_in_bf16);
-    }
-
     fn params_dtype(&mut self, dtype: DType) {
-        self.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
-        self.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
-    }
-
-    /// The table's loss scale settings: those that were written there, even with their default
-    /// value.
-    fn loss_scaling(&mut self, config: &MixedPrecisionConfig) {
-        let raw = self.draft.raw;
-        let stated = |field: &str| raw.is_explicit(&format!("mixed_precision.{field}"));
-        if config.loss_scale.is_some() {
-            self.state(|r| &mut r.optimizer.loss_scale, config.loss_scale, "optimizer.loss_scale");
-        }
-        if stated("initial_loss_scale") {
-            let value = config.initial_loss_scale;
-            self.state(|r| &mut r.optimizer.initial_loss_scale, value, "optimizer.initial_loss_scale");
-        }
-        if stated("min_loss_scale") {
-            let value = config.min_loss_scale;
-            self.state(|r| &mut r.optimizer.min_loss_scale, value, "optimizer.min_loss_scale");
-        }
-        if stated("loss_scale_window") {
-            let value = config.loss_scale_window;
-            self.state(|r| &mut r.optimizer.loss_scale_window, value, "optimizer.loss_scale_window");
-        }
-        if stated("hysteresis") {
-            self.state(|r| &mut r.optimizer.hysteresis, config.hysteresis, "optimizer.hysteresis");
-        }
+        self.state("model.params_dtype", dtype);
+        self.state("optimizer.params_dtype", dtype);
     }
 }
 
@@ -412,13 +374,12 @@ fn follow_model(draft: &mut Draft<'_>) {
         _ => "a model without model.fp16 and model.bf16",
     };
     let mut preset = Preset::new(draft, mode.into());
-    preset.state(|r| &mut r.model.params_dtype, dtype, "model.params_dtype");
-    preset.state(|r| &mut r.optimizer.params_dtype, dtype, "optimizer.params_dtype");
-    preset.state(|r| &mut r.optimizer.fp16, fp16, "optimizer.fp16");
-    preset.state(|r| &mut r.optimizer.bf16, bf16, "optimizer.bf16");
+    preset.params_dtype(dtype);
+    preset.state("optimizer.fp16", fp16);
+    preset.state("optimizer.bf16", bf16);
     // bfloat16's 8 bits of precision cannot accumulate many micro-batches. A table sets the
     // reduction dtype itself.
     if bf16 && is_alone {
-        preset.state(|r| &mut r.ddp.grad_reduce_in_fp32, true, "ddp.grad_reduce_in_fp32");
+        preset.state("ddp.grad_reduce_in_fp32", true);
     }
 }

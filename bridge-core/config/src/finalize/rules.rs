@@ -2,9 +2,8 @@
 
 use std::sync::LazyLock;
 
-use super::super::error::ErrorKind;
 use super::super::node::Node;
-use super::super::rule::{ParsedRule, is_empty};
+use super::super::rule::ParsedRule;
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
 use super::super::spec::FieldSpec;
@@ -40,14 +39,22 @@ fn walk(fields: Vec<FieldSpec>, prefix: &str, rows: &mut Vec<Row>) {
 pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     let recipe = draft.recipe.to_node();
     for row in ROWS.iter().filter(|row| row.key.starts_with(prefix)) {
-        let is_used = recipe.get_path(&row.key).is_some_and(|value| *value != row.default && !is_empty(value));
-        // A value that is refused by itself is wrong with any other settings.
-        let is_refused = draft.errors.iter().any(|error| error.key == row.key && error.kind != ErrorKind::Conflict);
-        for rule in row.rules.iter().filter(|rule| is_used && !is_refused && !rule.is_kept(&recipe)) {
-            if rule.is_warning() {
-                draft.idle_if(true, &row.key, rule.message());
+        let given = recipe.get_path(&row.key).filter(|value| **value != row.default);
+        if draft.is_refused(&row.key) {
+            continue;
+        }
+        // A section by itself has no others.
+        for rule in row.rules.iter().filter(|rule| rule.is_within(prefix) && !rule.is_kept(&recipe, given)) {
+            let message = rule.message_in(&recipe);
+            if rule.is_about_missing() {
+                let is_known = row.key.strip_prefix("model.").is_none_or(|name| draft.supports(name));
+                if is_known {
+                    draft.missing(&row.key, message);
+                }
+            } else if rule.is_warning() {
+                draft.idle_if(true, &draft.written(&row.key), message);
             } else {
-                draft.conflict(&row.key, rule.message());
+                draft.conflict(&draft.written(&row.key), message);
             }
         }
     }

@@ -18,9 +18,8 @@ pub(super) fn check(draft: &mut Draft<'_>) {
             draft.error(ErrorKind::NotImplemented, "tokenizer.tokenizer_type", message);
             return;
         }
-        Some(kind) => needs(draft, kind),
+        Some(_) => prompt_format_is_known(draft),
     }
-    unused_settings(draft);
     vocabulary_fits(draft);
     let is_template =
         config.chat_template.as_deref().is_none_or(|template| names_file(template) || has_marks(template));
@@ -95,26 +94,7 @@ fn byte_level_bpe(draft: &mut Draft<'_>) {
     }
 }
 
-/// The settings that a type needs.
-fn needs(draft: &mut Draft<'_>, kind: TokenizerType) {
-    let needed: &[&str] = match kind {
-        TokenizerType::HuggingFace
-        | TokenizerType::SentencePiece
-        | TokenizerType::GptSentencePiece
-        | TokenizerType::Llama2 => &["tokenizer_model"],
-        TokenizerType::Sft => &["tokenizer_model", "tokenizer_prompt_format"],
-        TokenizerType::TikToken => &["tokenizer_model", "tiktoken_pattern"],
-        TokenizerType::Gpt2Bpe => &["vocab_file", "merge_file"],
-        TokenizerType::BertWordPieceLowerCase | TokenizerType::BertWordPieceCase => &["vocab_file"],
-        TokenizerType::Null => &["vocab_size"],
-        TokenizerType::ByteLevelBpe | TokenizerType::Multimodal | TokenizerType::NullMultimodal => &[],
-    };
-    for name in needed {
-        let key = format!("tokenizer.{name}");
-        if !draft.recipe_differs(&key) {
-            draft.missing(&key, format!("must be given for {kind}"));
-        }
-    }
+fn prompt_format_is_known(draft: &mut Draft<'_>) {
     let format = draft.recipe.tokenizer.tokenizer_prompt_format.clone();
     const FORMATS: [&str; 4] = ["default", "identity", "nemotron-h-aligned", "nemotron-nano-v2"];
     draft.require(
@@ -122,54 +102,6 @@ fn needs(draft: &mut Draft<'_>, kind: TokenizerType) {
         "tokenizer.tokenizer_prompt_format",
         format!("must be one of {}", FORMATS.join(", ")),
     );
-}
-
-/// Refuses settings of other types.
-fn unused_settings(draft: &mut Draft<'_>) {
-    use TokenizerType::{
-        BertWordPieceCase, BertWordPieceLowerCase, ByteLevelBpe, Gpt2Bpe, GptSentencePiece, HuggingFace, Llama2, Null,
-        SentencePiece, Sft, TikToken,
-    };
-    const WITH_TEXT: [TokenizerType; 10] = [
-        HuggingFace,
-        Sft,
-        Gpt2Bpe,
-        BertWordPieceLowerCase,
-        BertWordPieceCase,
-        SentencePiece,
-        GptSentencePiece,
-        Llama2,
-        TikToken,
-        ByteLevelBpe,
-    ];
-    // Byte-level BPE is trained, and reads no file.
-    let files = &WITH_TEXT[..9];
-    let users: [(&str, &[TokenizerType]); 16] = [
-        ("tokenizer_model", &[HuggingFace, Sft, SentencePiece, GptSentencePiece, Llama2, TikToken]),
-        ("vocab_file", &[Gpt2Bpe, BertWordPieceLowerCase, BertWordPieceCase]),
-        ("merge_file", &[Gpt2Bpe]),
-        ("vocab_size", &[Null, TikToken]),
-        ("vocab_extra_ids", files),
-        ("special_tokens", &WITH_TEXT),
-        ("chat_template", &WITH_TEXT),
-        ("force_system_message", files),
-        ("tiktoken_pattern", &[TikToken]),
-        ("tiktoken_num_special_tokens", &[TikToken]),
-        ("tiktoken_special_tokens", &[TikToken]),
-        ("tokenizer_prompt_format", &[Sft]),
-        ("hf_tokenizer_kwargs", &[HuggingFace, Sft]),
-        ("sp_tokenizer_kwargs", &[SentencePiece, GptSentencePiece, Llama2]),
-        ("bpe_vocab_size", &[ByteLevelBpe]),
-        ("bpe_train_max_bytes", &[ByteLevelBpe]),
-    ];
-    let kind = draft.recipe.tokenizer.tokenizer_type;
-    for (name, users) in users {
-        let key = format!("tokenizer.{name}");
-        let is_changed = draft.recipe_differs(&key);
-        let names = users.iter().map(|user| format!("\"{user}\"")).collect::<Vec<_>>().join(" or ");
-        let message = format!("needs tokenizer.tokenizer_type = {names}");
-        draft.require(!is_changed || kind.is_some_and(|kind| users.contains(&kind)), &key, message);
-    }
 }
 
 fn vocabulary_fits(draft: &mut Draft<'_>) {

@@ -2,9 +2,9 @@
 
 use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ErrorKind};
+use super::super::node::Node;
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
-use super::data_parallel::computes_on_cpu;
-use super::{Draft, finetuning};
+use super::Draft;
 
 /// Devices that a recipe may request; the runner checks whether one was compiled in. `cpu` is
 /// `flex`.
@@ -35,7 +35,6 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     }
     let is_index = index.is_none_or(|index| index.parse::<u16>().is_ok());
     if DEVICES.contains(&name) && is_index {
-        synchronizing_needs_a_gpu(draft, name);
         return;
     }
     let mut error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
@@ -45,13 +44,6 @@ pub(super) fn device(draft: &mut Draft<'_>) {
         .with_location(draft.raw.location("device"));
     error.hint = advice_on_value("device", &device, draft.raw.kinds());
     draft.errors.push(error);
-}
-
-/// Only an asynchronous device can be waited for.
-fn synchronizing_needs_a_gpu(draft: &mut Draft<'_>, device: &str) {
-    let is_set = draft.recipe.train.train_sync_interval.is_some();
-    let message = format!("has no effect with device = \"{device}\", which computes synchronously");
-    draft.idle_if(is_set && computes_on_cpu(device), "train.train_sync_interval", message);
 }
 
 /// Checks batch sizes and the length of training.
@@ -90,7 +82,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalT
 fn train_iters(draft: &mut Draft<'_>) -> usize {
     let train = draft.recipe.train.clone();
     if train.num_epochs.is_some() {
-        return epochs(draft);
+        return NOT_KNOWN;
     }
     match (train.train_iters, train.train_samples) {
         (None, None) => {
@@ -109,17 +101,6 @@ fn train_iters(draft: &mut Draft<'_>) -> usize {
 /// More iterations than any run has: how many there are is known when the data has been read
 /// (`RunConfig::with_epoch`).
 const NOT_KNOWN: usize = 1_000_000_000;
-
-fn epochs(draft: &mut Draft<'_>) -> usize {
-    let key = "train.num_epochs";
-    let kind = draft.recipe.dataset.kind.clone();
-    draft.require(
-        kind == finetuning::KIND,
-        key,
-        format!("counts epochs of dataset.kind = \"finetuning\"; found \"{kind}\", give train.train_iters instead"),
-    );
-    NOT_KNOWN
-}
 
 fn batch_divides(draft: &mut Draft<'_>, global_batch_size: usize, unit: usize) {
     let train = draft.recipe.train.clone();
@@ -213,26 +194,15 @@ pub(super) fn resolve_validation(
 
 /// Moves the values of old names to `[validation]`.
 pub(super) fn deprecated_names(draft: &mut Draft<'_>) {
-    let train = draft.recipe.train.clone();
-    if let Some(value) = train.eval_iters {
-        let same = draft.recipe.validation.eval_iters == Some(value);
-        if same || renamed(draft, "eval_iters") {
-            draft.recipe.validation.eval_iters = Some(value);
+    for name in ["eval_iters", "eval_interval", "skip_train"] {
+        let (old, new) = (format!("train.{name}"), format!("validation.{name}"));
+        let value = draft.value(&old).filter(|value| !value.is_null());
+        let Some(value) = value else { continue };
+        if draft.value(&new).as_ref() == Some(&value) || renamed(draft, name) {
+            draft.set(&new, &value);
         }
+        draft.set(&old, &Node::null());
     }
-    if let Some(value) = train.eval_interval {
-        let same = draft.recipe.validation.eval_interval == Some(value);
-        if same || renamed(draft, "eval_interval") {
-            draft.recipe.validation.eval_interval = Some(value);
-        }
-    }
-    if let Some(value) = train.skip_train
-        && (draft.recipe.validation.skip_train == value || renamed(draft, "skip_train"))
-    {
-        draft.recipe.validation.skip_train = value;
-    }
-    let train = &mut draft.recipe.train;
-    (train.eval_iters, train.eval_interval, train.skip_train) = (None, None, None);
 }
 
 /// True if the value of the old name may be used.

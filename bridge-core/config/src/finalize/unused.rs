@@ -20,27 +20,8 @@ pub(super) fn uses_rope(model: &TransformerConfig) -> bool {
 /// per layer.
 pub(super) fn check(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
     rope_scaling(draft);
-    extended_rope(draft);
     layer_patterns(draft, windowed, without_rope);
     predictions(draft);
-}
-
-/// Settings that yarn and longrope need.
-fn extended_rope(draft: &mut Draft<'_>) {
-    let positions = draft.recipe.model.position_embedding_type;
-    let needed: &[&str] = match positions {
-        PositionEmbeddingType::Yarn => &["yarn_rotary_scaling_factor", "yarn_original_max_position_embeddings"],
-        PositionEmbeddingType::LongRope => {
-            &["longrope_short_factor", "longrope_long_factor", "longrope_original_max_position_embeddings"]
-        }
-        _ => &[],
-    };
-    for name in needed {
-        let key = format!("model.{name}");
-        if !draft.recipe_differs(&key) && draft.supports(name) {
-            draft.missing(&key, format!("must be given with model.position_embedding_type = \"{positions}\""));
-        }
-    }
 }
 
 fn rope_scaling(draft: &mut Draft<'_>) {

@@ -2,12 +2,10 @@
 
 use std::path::PathBuf;
 
-use super::super::choice::{
-    AsyncMpMode, AsyncStrategy, CkptFormat, CkptGroup, DistCkptStrictness, ExchangeAlgo, LocalCkptAlgo,
-    NonPersistentType, OnDamaged,
-};
+use super::super::choice::{DistCkptStrictness, NonPersistentType, OnDamaged};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::refused_values::{one_of, one_or_null};
 use super::super::rule::{idle_unless, needs};
 use super::super::section::section;
 
@@ -70,8 +68,8 @@ section! {
         /// Folder of local temporary saves, on each machine.
         non_persistent_local_ckpt_dir: Option<PathBuf> = None,
             idle_unless("checkpoint.non_persistent_ckpt_type = local");
-        /// Layout of local temporary saves.
-        non_persistent_local_ckpt_algo: LocalCkptAlgo = LocalCkptAlgo::FullyParallel
+        refused non_persistent_local_ckpt_algo = one_of("fully_parallel", &["fully_parallel", "atomic"]),
+            "Layout of local temporary saves."
             => not_built("every rank saving all that it holds, though others save the same; replication keeps copies elsewhere");
         /// Load weights only and start at step 0.
         finetune: bool = false, needs("checkpoint.load | checkpoint.pretrained_checkpoint");
@@ -91,74 +89,59 @@ section! {
         use_tokenizer_model_from_checkpoint_args: bool = true, idle_unless("checkpoint.use_checkpoint_args");
         /// Stop when there is nothing to load.
         exit_on_missing_checkpoint: bool = false, needs("checkpoint.load | checkpoint.pretrained_checkpoint");
-        /// On-disk format. Upstream's default torch_dist does not exist here.
-        ckpt_format: CkptFormat = CkptFormat::Safetensors
+        refused ckpt_format = one_of("safetensors", &["safetensors", "torch", "torch_dist", "torch_dcp", "fsdp_dtensor"]),
+            "On-disk format. Upstream's default torch_dist does not exist here."
             => no_counterpart("PyTorch's formats; checkpoints are safetensors");
-        /// Detect the format.
-        auto_detect_ckpt_format: bool = false
+        refused auto_detect_ckpt_format = false, "Detect the format."
             => no_counterpart("several formats to detect; checkpoints are safetensors");
-        /// Conversion target.
-        ckpt_convert_format: Option<CkptFormat> = None
+        refused ckpt_convert_format = one_or_null(None, &["safetensors", "torch", "torch_dist", "torch_dcp", "fsdp_dtensor"]),
+            "Conversion target."
             => no_counterpart("PyTorch's formats to convert to; `bridge convert` takes Megatron's in, and Hugging Face's in and out");
-        /// Conversion folder.
-        ckpt_convert_save: Option<PathBuf> = None
+        refused ckpt_convert_save = None::<PathBuf>, "Conversion folder."
             => no_counterpart("the folder of ckpt_convert_format; `bridge convert` writes to the folder that it is given");
-        /// Conversion of old optimizer layouts.
-        ckpt_convert_update_legacy_dist_opt_format: bool = false
+        refused ckpt_convert_update_legacy_dist_opt_format = false, "Conversion of old optimizer layouts."
             => no_counterpart("optimizer layouts of older Megatron versions");
-        /// Split writing over data parallelism.
-        fully_parallel_save: bool = true
+        refused fully_parallel_save = true, "Split writing over data parallelism."
             => no_counterpart("checkpoints that one replica writes alone; each slice is written by one of the ranks that hold it");
-        /// Split reading over data parallelism.
-        fully_parallel_load: bool = false
+        refused fully_parallel_load = false, "Split reading over data parallelism."
             => no_counterpart("a choice of the reading ranks; every rank reads what it holds").inert(&["true"]);
-        /// Exchange of what was read.
-        ckpt_fully_parallel_load_exchange_algo: ExchangeAlgo = ExchangeAlgo::Broadcast
+        refused ckpt_fully_parallel_load_exchange_algo = one_of("broadcast", &["broadcast", "gather_rounds", "gather_object"]),
+            "Exchange of what was read."
             => no_counterpart("how ranks exchange what they read; every rank reads what it holds");
-        /// Group that shares writing.
-        ckpt_fully_parallel_save_process_group: CkptGroup = CkptGroup::Dp
+        refused ckpt_fully_parallel_save_process_group = one_of("dp", &["dp", "ep_dp"]), "Group that shares writing."
             => no_counterpart("the group that shares writing; each slice is written by one of the ranks that hold it");
-        /// Group that shares reading.
-        ckpt_fully_parallel_load_process_group: CkptGroup = CkptGroup::Dp
+        refused ckpt_fully_parallel_load_process_group = one_of("dp", &["dp", "ep_dp"]), "Group that shares reading."
             => no_counterpart("the group that shares reading; every rank reads what it holds");
         /// Save in the background.
         async_save: bool = false, needs("checkpoint.save");
-        /// Background implementation.
-        async_strategy: AsyncStrategy = AsyncStrategy::Nvrx
+        refused async_strategy = one_of("nvrx", &["nvrx", "mcore"]), "Background implementation."
             => no_counterpart("the Python library of async_save; it writes from a thread").inert(&["mcore"]);
-        /// Long-lived save worker.
-        use_persistent_ckpt_worker: bool = true
+        refused use_persistent_ckpt_worker = true, "Long-lived save worker."
             => no_counterpart("a process for async_save; it writes from a thread");
-        /// Worker niceness.
-        async_ckpt_cpu_priority: i64 = 10
+        refused async_ckpt_cpu_priority = 10_i64, "Worker niceness."
             => no_counterpart("the niceness of the process of async_save; it writes from a thread");
-        /// Worker I/O priority.
-        async_ckpt_io_priority: Option<i64> = Some(3)
+        refused async_ckpt_io_priority = Some(3_i64), "Worker I/O priority."
             => no_counterpart("the I/O priority of the process of async_save; it writes from a thread");
-        /// Start method of the workers.
-        async_write_results_mp_mode: AsyncMpMode = AsyncMpMode::Fork
+        refused async_write_results_mp_mode = one_of("fork", &["fork", "spawn", "forkserver"]),
+            "Start method of the workers."
             => no_counterpart("how the process of async_save is started; it writes from a thread");
         /// Files of parameters, and as many of optimizer state, that a rank divides a checkpoint
         /// into and writes at the same time.
         storage_writers_per_rank: usize = 1, Limits::between(1.0, 256.0);
-        /// Cache the save plan.
-        ckpt_assume_constant_structure: bool = false
+        refused ckpt_assume_constant_structure = false, "Cache the save plan."
             => no_counterpart("a cache of the save plan; computing it takes no time");
-        /// Strict keys of fully sharded loads.
-        strict_fsdp_dtensor_load: bool = false
+        refused strict_fsdp_dtensor_load = false, "Strict keys of fully sharded loads."
             => no_counterpart("the strictness of the format fsdp_dtensor; missing keys are always an error");
         /// Treatment of parameters that the checkpoint lacks, and of parameters that the model does
         /// not use.
         dist_ckpt_strictness: DistCkptStrictness = DistCkptStrictness::AssumeOkUnexpected
             => no_counterpart("parameters left at random values without a word; log_unexpected and log_all say which, and programs find them in `TrainingRun::unmatched`")
                 .built(&["log_unexpected", "log_all", "raise_unexpected", "raise_all"]);
-        /// Legacy layout.
-        dist_ckpt_save_pre_mcore_014: bool = false => no_counterpart("a layout of older Megatron versions");
-        /// Reshardable optimizer.
-        dist_ckpt_optim_fully_reshardable: bool = false
+        refused dist_ckpt_save_pre_mcore_014 = false, "Legacy layout."
+            => no_counterpart("a layout of older Megatron versions");
+        refused dist_ckpt_optim_fully_reshardable = false, "Reshardable optimizer."
             => no_counterpart("a choice of the optimizer's layout on disk; any layout reads every checkpoint").inert(&["true"]);
-        /// Fully reshardable with less memory.
-        distrib_optim_fully_reshardable_mem_efficient: bool = false
+        refused distrib_optim_fully_reshardable_mem_efficient = false, "Fully reshardable with less memory."
             => no_counterpart("a way to gather state for dist_ckpt_optim_fully_reshardable; no state is gathered");
         /// Copy tokenizer files.
         save_tokenizer_assets: bool = true, needs("checkpoint.save");

@@ -9,7 +9,7 @@ use super::super::limits::Limits;
 use super::super::node::{Data, Node};
 use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{excludes, idle_unless, needs};
+use super::super::rule::{excludes, given_with, idle_unless, needs};
 use super::super::section::section;
 use super::super::spec::TypeSpec;
 use super::{FinetuningKwargs, PackedSequenceSpecs};
@@ -66,16 +66,13 @@ section! {
         /// True if each data-parallel rank shuffles its own contiguous part when samples are
         /// shuffled (cyclic training, validation).
         data_sharding: bool = true;
-        /// Page-locked batches.
-        @execution pin_memory: bool = true
+        refused @execution pin_memory = true, "Page-locked batches."
             => no_counterpart("page-locked batches, for copies to a GPU; batches are in ordinary memory").inert(&["false"]);
         /// Drop the last incomplete batch; cyclic sampling always does.
         drop_last: bool = true, excludes("dataset.dataloader_type = cyclic: it has no incomplete batches");
-        /// Keep workers alive.
-        @execution persistent_workers: bool = true
+        refused @execution persistent_workers = true, "Keep workers alive."
             => no_counterpart("loader processes that end with their epoch; loaders are threads that run until the end").inert(&["false"]);
-        /// Hub dataset scripts.
-        @execution trust_remote_code: Option<bool> = None
+        refused @execution trust_remote_code = None::<bool>, "Hub dataset scripts."
             => no_counterpart("code that comes with datasets of the hub; Bridge runs no code of datasets").inert(&["false"]);
 
         /// Tokens per sample; null means `model.seq_length`, anything else must equal it.
@@ -90,11 +87,9 @@ section! {
         blend_per_split: Option<Vec<Option<Blend>>> = None, excludes(EXAMPLES);
         /// Proportions of train, valid and test, such as "969,30,1"; always "1,1,1" for mock data.
         split: Option<String> = None, excludes("dataset.blend_per_split");
-        /// Separate losses per validation source.
-        multiple_validation_sets: Option<bool> = None
+        refused multiple_validation_sets = None::<bool>, "Separate losses per validation source."
             => not_built("the old name of validation.multiple_validation_sets; set that instead").inert(&["false"]);
-        /// Old name of `validation.full_validation`.
-        full_validation: Option<bool> = None
+        refused full_validation = None::<bool>, "Old name of `validation.full_validation`."
             => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);
         /// Parallel builders.
         @execution num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0),
@@ -109,15 +104,14 @@ section! {
         /// Fraction of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION, excludes(EXAMPLES);
         /// Mask the padding token even where it also ends documents.
-        allow_ambiguous_pad_tokens: bool = false, excludes(EXAMPLES);
-        /// Trust existing caches.
-        fast_cache_load: bool = false
+        allow_ambiguous_pad_tokens: bool = false, excludes(EXAMPLES),
+            idle_unless("tokenizer.tokenizer_type: there is no padding token"),
+            idle_unless("tokenizer.tokenizer_type != NullTokenizer: it has no padding token");
+        refused fast_cache_load = false, "Trust existing caches."
             => not_built("index caches used without validating them");
-        /// Map index caches late.
-        defer_npy_index_mmap: bool = false
+        refused defer_npy_index_mmap = false, "Map index caches late."
             => not_built("index caches mapped at the first sample; they are mapped at the start");
-        /// Known sequence counts.
-        sequences_per_dataset: Option<BTreeMap<String, usize>> = None
+        refused sequences_per_dataset = None::<BTreeMap<String, usize>>, "Known sequence counts."
             => not_built("sequence counts that avoid opening each file; every file is opened anyway").inert(&["{}"]);
         /// Restart positions after each document. Required upstream; defaults to false here.
         reset_position_ids: bool = false, excludes(EXAMPLES);
@@ -125,39 +119,33 @@ section! {
         reset_attention_mask: bool = false, excludes(EXAMPLES);
         /// No loss at document ends. Required upstream; defaults to false here.
         eod_mask_loss: bool = false, excludes(EXAMPLES);
-        /// Emit a dense mask.
-        @execution create_attention_mask: bool = true
+        refused @execution create_attention_mask = true, "Emit a dense mask."
             => no_counterpart("a dense mask with each sample; attention derives it from the document boundaries").inert(&["false"]);
         /// Drop the short last validation sample.
         drop_last_partial_validation_sequence: bool = true, excludes(EXAMPLES);
         /// Fetch one token more than the sample holds, for the last label.
         add_extra_token_to_sequence: bool = true, excludes(EXAMPLES);
-        /// Local cache of object stores.
-        object_storage_cache_path: Option<PathBuf> = None
+        refused object_storage_cache_path = None::<PathBuf>, "Local cache of object stores."
             => not_built("token files in object stores; files are read from mounted folders");
-        /// Padding hint.
-        data_parallel_size: usize = 1, Limits::POSITIVE
+        refused data_parallel_size = 1_usize, "Padding hint.", Limits::POSITIVE
             => no_counterpart("the replicas that packed samples are padded for; every sample has seq_length tokens");
-        /// Padding hint.
-        sequence_parallel_size: usize = 0
+        refused sequence_parallel_size = 0_usize, "Padding hint."
             => no_counterpart("the tensor ranks that packed samples are padded for; every sample has seq_length tokens");
-        /// Padding hint.
-        hybrid_context_parallel: bool = false
+        refused hybrid_context_parallel = false, "Padding hint."
             => not_built("samples of different lengths over different numbers of context ranks");
-        /// Padding hint.
-        context_parallel_size: Option<usize> = None, Limits::POSITIVE
-            => no_counterpart("the context ranks that packed samples are padded for; every sample has seq_length tokens")
-            .same_as("model.context_parallel_size");
-        /// Leave the attention mask to the kernel.
-        skip_getting_attention_mask_from_dataset: bool = true
+        refused context_parallel_size = None::<usize>, "Padding hint.", Limits::POSITIVE
+            => no_counterpart("the context ranks that packed samples are padded for; every sample has seq_length tokens").same_as("model.context_parallel_size");
+        refused skip_getting_attention_mask_from_dataset = true, "Leave the attention mask to the kernel."
             => no_counterpart("masks that come with the samples; attention computes its own");
 
         /// Probability of permuting a piece (kind fim).
-        fim_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
+        fim_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim"), given_with("dataset.kind = fim");
         /// Fraction in suffix-prefix-middle order (kind fim).
-        fim_spm_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim");
+        fim_spm_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim"),
+            given_with("dataset.kind = fim");
         /// Tokens named prefix, middle, suffix, pad, eod (kind fim).
-        fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim");
+        fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim"),
+            given_with("dataset.kind = fim");
         /// Token at which pieces are split (kind fim).
         fim_split_sample: Option<String> = None,
             needs("dataset.kind = fim"),
@@ -171,8 +159,7 @@ section! {
 
         /// Folder with the files of each split: training, validation and test (kind finetuning).
         dataset_root: Option<PathBuf> = None, needs("dataset.kind = finetuning");
-        /// Index builders.
-        @execution memmap_workers: usize = 1, Limits::POSITIVE
+        refused @execution memmap_workers = 1_usize, "Index builders.", Limits::POSITIVE
             => no_counterpart("workers that index lines; lines are tokenized once, by packed_sequence_specs.num_tokenizer_workers threads");
         /// Examples of the training split that are used, from the first on (kind finetuning).
         max_train_samples: Option<usize> = None, Limits::POSITIVE, needs("dataset.kind = finetuning");

@@ -28,13 +28,11 @@ section! {
         profile_ranks: Vec<usize> = Vec::new();
         /// Names and shapes of the tensors that go into each segment, in traces.
         pytorch_profiler_collect_shapes: bool = false, idle_unless("profiling.use_pytorch_profiler");
-        /// Call stacks in traces.
-        pytorch_profiler_collect_callstack: bool = false
+        refused pytorch_profiler_collect_callstack = false, "Call stacks in traces."
             => no_counterpart("Python's stacks in the traces of PyTorch's profiler");
-        /// Chakra traces.
-        pytorch_profiler_collect_chakra: bool = false => no_counterpart("Chakra traces of PyTorch's profiler");
-        /// Shape marks.
-        record_shapes: bool = false => no_counterpart("shapes in the marks for NVIDIA's profiler");
+        refused pytorch_profiler_collect_chakra = false, "Chakra traces."
+            => no_counterpart("Chakra traces of PyTorch's profiler");
+        refused record_shapes = false, "Shape marks." => no_counterpart("shapes in the marks for NVIDIA's profiler");
         /// Ranges for NVIDIA's profiler in the window: timers and segments, by NVTX.
         nvtx_ranges: bool = false;
         /// History of the CPU's allocator: who holds how much when most is in use, in the window of
@@ -54,8 +52,8 @@ section! {
         /// Tensor statistics to compute: a table in the form of NVIDIA's DL framework inspect, or a
         /// file of one (YAML, TOML or JSON).
         features: Option<AnyValue> = None, idle_unless("tensor_inspect.enabled");
-        /// Feature code folders.
-        feature_dirs: Option<Vec<PathBuf>> = None => no_counterpart("folders of Python code for further statistics");
+        refused feature_dirs = None::<Vec<PathBuf>>, "Feature code folders."
+            => no_counterpart("folders of Python code for further statistics");
         /// The folder of `tensor_statistics.csv`; `logger.log_dir` by default.
         log_dir: Option<PathBuf> = None, idle_unless("tensor_inspect.enabled");
         /// The step before the first one, for `freq`, `start_step` and `end_step`.

@@ -45,8 +45,7 @@ section! {
         tokens_to_generate: usize = 0, Limits::SIZE_OR_ZERO, idle_unless(TEMPLATED);
         /// Lines are conversations; null looks at each line.
         chat: Option<bool> = None;
-        /// Conversations are written by the chat template of the tokenizer.
-        use_hf_tokenizer_chat_template: bool = true
+        refused use_hf_tokenizer_chat_template = true, "Conversations are written by the chat template of the tokenizer."
             => no_counterpart("NeMo's own way to write conversations; the tokenizer's template writes them, or tokenizer.chat_template");
         /// Reaction to a line that is not an example (ours).
         on_bad_line: BadLine = BadLine::Error;
@@ -60,19 +59,17 @@ section! {
     pub struct PackedSequenceSpecs {
         /// Most tokens of examples in a sequence; at most `seq_length`.
         packed_sequence_size: i64 = -1;
-        /// Name of the tokenizer in the names of packed files.
-        tokenizer_model_name: Option<String> = None
+        refused tokenizer_model_name = None::<String>, "Name of the tokenizer in the names of packed files."
             => no_counterpart("a name for folders of packed data; what is cached knows its tokenizer");
         /// Threads that tokenize; -1 is all cores.
         @execution num_tokenizer_workers: i64 = -1;
-        /// Packed training data.
-        packed_train_data_path: Option<PathBuf> = None => not_built("data that another program packed; it is packed from dataset.dataset_root");
-        /// Packed validation data.
-        packed_val_data_path: Option<PathBuf> = None => not_built("validation data that another program packed; it is packed from dataset.dataset_root");
-        /// Sizes of packed data.
-        packed_metadata_path: Option<PathBuf> = None => not_built("sizes of data that another program packed");
-        /// Pad the lists of documents.
-        pad_cu_seqlens: bool = false
+        refused packed_train_data_path = None::<PathBuf>, "Packed training data."
+            => not_built("data that another program packed; it is packed from dataset.dataset_root");
+        refused packed_val_data_path = None::<PathBuf>, "Packed validation data."
+            => not_built("validation data that another program packed; it is packed from dataset.dataset_root");
+        refused packed_metadata_path = None::<PathBuf>, "Sizes of packed data."
+            => not_built("sizes of data that another program packed");
+        refused pad_cu_seqlens = false, "Pad the lists of documents."
             => no_counterpart("lists of documents of one length, for captured GPU graphs; attention knows the document of each token");
         /// Fill each example up to a multiple of this.
         pad_seq_to_mult: usize = 1, Limits::POSITIVE;

@@ -2,15 +2,15 @@
 //! `finalize::model`.
 
 use super::super::choice::{
-    Activation, AmaxAlgo, AttentionBackend, BlockOrder, BootstrapBackend, CrossEntropyImpl, CudaGraphImpl, DType,
-    FlexBackend, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe, LoadBalancing, NormPlacement, Normalization,
-    PipelineSchedule, PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod, RouterDType,
-    RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerImpl,
+    Activation, AmaxAlgo, BlockOrder, CudaGraphImpl, DType, Fp8Format, Fp8Recipe, LoadBalancing, NormPlacement,
+    Normalization, PipelineSchedule, PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod,
+    RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{excludes, idle_unless, needs};
+use super::super::refused_values::{one_of, one_or_null};
+use super::super::rule::{excludes, given_with, idle_unless, needs};
 use super::super::section::section;
 
 /// Heads, layers and ranks: a larger number is a mistake.
@@ -18,8 +18,7 @@ const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
 
 /// Position embeddings that rotate queries and keys.
-const ROTATED: &str = "model.position_embedding_type = rope | model.position_embedding_type = yarn | \
-                       model.position_embedding_type = longrope | model.position_embedding_type = mrope";
+const ROTATED: &str = "model.position_embedding_type = rope | = yarn | = longrope | = mrope";
 
 section! {
     /// Architecture and parallel layout of a transformer. Usable on its own: set fields, then
@@ -80,10 +79,12 @@ section! {
             excludes("model.rope_scaling: both scale the rotary frequencies");
         /// Factor by which yarn extends the context.
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn");
+            needs("model.position_embedding_type = yarn"),
+            given_with("model.position_embedding_type = yarn");
         /// Sequence length at which the model was trained before yarn.
         yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = yarn");
+            needs("model.position_embedding_type = yarn"),
+            given_with("model.position_embedding_type = yarn");
         /// Frequencies that turn more often than this within the original length are kept; null is
         /// 32.
         yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
@@ -107,13 +108,16 @@ section! {
         /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original
         /// length (ours).
         longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// The divisors in longer sequences (ours).
         longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// Sequence length at which the model was trained before longrope (ours).
         longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = longrope");
+            needs("model.position_embedding_type = longrope"),
+            given_with("model.position_embedding_type = longrope");
         /// Factor on longrope's cosines and sines; null is 1 (ours).
         longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = longrope");
@@ -184,7 +188,8 @@ section! {
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None, idle_unless(ROTATED);
         /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
-        @training fp32_residual_connection: bool = false;
+        @training fp32_residual_connection: bool = false,
+            idle_unless("model.params_dtype != float32: without 16-bit layers (mixed_precision) everything is in 32 bits");
         /// Blocks are added to the norm that they read, not to the stream before it.
         apply_residual_connection_post_layernorm: bool = false;
         /// Multi-latent attention.
@@ -224,17 +229,17 @@ section! {
             idle_unless("model.mtp_num_layers");
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
         @training calculate_per_token_loss: bool = false;
-        /// Attention implementation.
-        @execution attention_backend: AttentionBackend = AttentionBackend::Auto => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
-        /// Layer implementation. Upstream's default is transformer_engine, which does not exist
-        /// here.
-        transformer_impl: TransformerImpl = TransformerImpl::Local => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
-        /// Loss in 16 bits.
-        fp16_lm_cross_entropy: bool = false => not_built("a loss in 16 bits; it is computed in 32 bits");
-        /// Keep logits split over tensor-parallel ranks.
-        parallel_output: bool = true => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
-        /// Associated hub model: for information, not loaded.
-        hf_model_id: Option<String> = None
+        refused @execution attention_backend = one_of("auto", &["flash", "fused", "unfused", "local", "auto"]),
+            "Attention implementation."
+            => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
+        refused transformer_impl = one_of("local", &["local", "transformer_engine", "inference_optimized"]),
+            "Layer implementation. Upstream's default is transformer_engine, which does not exist here."
+            => no_counterpart("Transformer Engine's layers and Megatron's inference layers; Bridge's own are \"local\"");
+        refused fp16_lm_cross_entropy = false, "Loss in 16 bits."
+            => not_built("a loss in 16 bits; it is computed in 32 bits");
+        refused parallel_output = true, "Keep logits split over tensor-parallel ranks."
+            => no_counterpart("logits gathered over tensor-parallel ranks; the loss works on each rank's shard and never gathers them");
+        refused hf_model_id = None::<String>, "Associated hub model: for information, not loaded."
             => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint").execution_only();
         /// Tensor-parallel size.
         @execution tensor_model_parallel_size: usize = 1, COUNT;
@@ -243,18 +248,19 @@ section! {
         /// Model chunks per pipeline rank.
         @execution virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
         /// Context-parallel size.
-        @execution context_parallel_size: usize = 1, COUNT;
+        @execution context_parallel_size: usize = 1, COUNT,
+            excludes("dpo: an answer is judged by the likelihood of all its tokens, of which ranks have parts"),
+            excludes("distillation.cache: files are found by all tokens of a sample, of which ranks have parts");
         /// Expert-parallel size.
         @execution expert_model_parallel_size: usize = 1, COUNT;
         /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
         @execution expert_tensor_parallel_size: Option<usize> = None, COUNT;
         /// Shard norms and dropout along the sequence.
         @execution sequence_parallel: bool = false, needs("model.tensor_model_parallel_size > 1");
-        /// Context-parallel group sizes per level.
-        hierarchical_context_parallel_sizes: Option<Vec<usize>> = None, COUNT
+        refused hierarchical_context_parallel_sizes = None::<Vec<usize>>, "Context-parallel group sizes per level.", COUNT
             => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values").execution_only();
-        /// Context-parallel communication: p2p, all_gather, a2a, a2a+p2p.
-        @execution cp_comm_type: Option<OneOrMany<String>> = None
+        refused @execution cp_comm_type = None::<OneOrMany<String>>,
+            "Context-parallel communication: p2p, all_gather, a2a, a2a+p2p."
             => not_built("keys and values passed around a ring (p2p) or heads exchanged (a2a); keys and values are gathered").inert(&["all_gather"]).execution_only();
         /// Layers of the first stage.
         @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT,
@@ -281,40 +287,29 @@ section! {
         @execution pipeline_schedule: Option<PipelineSchedule> = None;
         /// Dtype between pipeline stages; null means `params_dtype`. A single stage sends nothing.
         @execution pipeline_dtype: Option<DType> = None;
-        /// Exchange shapes between stages.
-        variable_seq_lengths: bool = false
+        refused variable_seq_lengths = false, "Exchange shapes between stages."
             => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged").execution_only();
         /// Contiguous micro-batches per chunk; null means the pipeline size.
         @execution microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
-        /// Overlap stage transfers.
-        @execution overlap_p2p_comm: bool = false
-            => no_counterpart("stage transfers that do not overlap; receives are posted early and sends overlap with computation")
-                .inert(&["true"]);
-        /// Batch sends and receives.
-        @execution batch_p2p_comm: bool = true
+        refused @execution overlap_p2p_comm = false, "Overlap stage transfers."
+            => no_counterpart("stage transfers that do not overlap; receives are posted early and sends overlap with computation").inert(&["true"]);
+        refused @execution batch_p2p_comm = true, "Batch sends and receives."
             => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["false"]);
-        /// Overlap also in warm-up and flush.
-        @execution overlap_p2p_comm_warmup_flush: bool = false => not_built("a separate choice for warm-up and flush")
-            .inert(&["true"]).execution_only();
-        /// Free outputs after sending.
-        deallocate_pipeline_outputs: bool = true
+        refused @execution overlap_p2p_comm_warmup_flush = false, "Overlap also in warm-up and flush."
+            => not_built("a separate choice for warm-up and flush").inert(&["true"]).execution_only();
+        refused deallocate_pipeline_outputs = true, "Free outputs after sending."
             => no_counterpart("outputs kept after they were sent; sending takes ownership of them");
-        /// Embedding weight gradient during the flush.
-        defer_embedding_wgrad_compute: bool = false
+        refused defer_embedding_wgrad_compute = false, "Embedding weight gradient during the flush."
             => not_built("the output layer's weight gradient deferred to the flush; pipeline_schedule = \"zb_h1\" defers those of all layers").execution_only();
-        /// Deferred micro-batches; 0 means all.
-        wgrad_deferral_limit: i64 = 0 => not_built("how many micro-batches defer_embedding_wgrad_compute defers").execution_only();
-        /// Scatter the embedding's output under sequence parallelism.
-        scatter_embedding_sequence_parallel: bool = true
+        refused wgrad_deferral_limit = 0_i64, "Deferred micro-batches; 0 means all."
+            => not_built("how many micro-batches defer_embedding_wgrad_compute defers").execution_only();
+        refused scatter_embedding_sequence_parallel = true, "Scatter the embedding's output under sequence parallelism."
             => not_built("unsharded embeddings under sequence_parallel, for models that change them first").execution_only();
-        /// Overlap tensor-parallel collectives.
-        tp_comm_overlap: bool = false
+        refused tp_comm_overlap = false, "Overlap tensor-parallel collectives."
             => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications").execution_only();
-        /// User-buffer settings.
-        tp_comm_overlap_cfg: Option<AnyValue> = None
+        refused tp_comm_overlap_cfg = None::<AnyValue>, "User-buffer settings."
             => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
-        /// Start-up backend of the above.
-        tp_comm_bootstrap_backend: BootstrapBackend = BootstrapBackend::Nccl
+        refused tp_comm_bootstrap_backend = one_of("nccl", &["nccl", "mpi", "gloo"]), "Start-up backend of the above."
             => no_counterpart("the start-up of Transformer Engine's user buffers for tp_comm_overlap");
 
         /// 16-bit IEEE compute.
@@ -323,28 +318,26 @@ section! {
         @training bf16: bool = false;
         /// Parameter dtype at creation.
         @training params_dtype: DType = DType::Float32;
-        /// Autocast.
-        enable_autocast: bool = false
+        refused enable_autocast = false, "Autocast."
             => not_built("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
-        /// Autocast dtype; null means `params_dtype`.
-        @execution autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
-        /// Softmax in 32 bits.
-        attention_softmax_in_fp32: bool = false
+        refused @execution autocast_dtype = None::<DType>, "Autocast dtype; null means `params_dtype`."
+            => no_counterpart("the dtype of PyTorch's autocast").same_as("model.params_dtype");
+        refused attention_softmax_in_fp32 = false, "Softmax in 32 bits."
             => no_counterpart("a choice of the softmax's precision; it is always computed in 32 bits").inert(&["true"]);
-        /// Divide scores by the layer number.
-        apply_query_key_layer_scaling: bool = false
-            => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32")
-                .inert(&["true"]);
+        refused apply_query_key_layer_scaling = false, "Divide scores by the layer number."
+            => no_counterpart("scores divided by the number of the layer before the softmax and multiplied by it inside, which 16 bits need; scores have 32").inert(&["true"]);
         /// 8-bit format of the operands of linear layers' products: "e4m3", or "hybrid" with e5m2
         /// for gradients.
-        @training fp8: Option<Fp8Format> = None;
+        @training fp8: Option<Fp8Format> = None,
+            excludes("peft: 8-bit products of adapted layers are not implemented: use peft.base_quantization, or no fp8"),
+            excludes("model.pipeline_schedule = zb_h1: a schedule which defers weight gradients of 16 or 32 bits");
         /// Source of the fp8 scales: the tensor ("tensorwise"), earlier steps ("delayed"), blocks
         /// of 32 elements ("mxfp8"), blocks of 128 ("blockwise").
         @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
             => not_built("scales of fp8 from a factory in code")
                 .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
-        /// Weights in 8 bits.
-        fp8_param: bool = false => not_built("weights kept in the 8 bits of fp8").execution_only();
+        refused fp8_param = false, "Weights in 8 bits."
+            => not_built("weights kept in the 8 bits of fp8").execution_only();
         /// Powers of two by which scales of `fp8_recipe = "delayed"` stay below what would fit.
         @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
         /// Steps whose largest magnitudes scales of `fp8_recipe = "delayed"` are made of.
@@ -360,47 +353,41 @@ section! {
         @training num_layers_at_start_in_bf16: usize = 1, COUNT_OR_ZERO;
         /// Layers at the end that `first_last_layers_bf16` leaves out of fp8.
         @training num_layers_at_end_in_bf16: usize = 1, COUNT_OR_ZERO;
-        /// 4-bit format.
-        fp4: Option<Fp4Format> = None
+        refused fp4 = one_or_null(None, &["e2m1"]), "4-bit format."
             => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");
-        /// 4-bit scaling.
-        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
-        /// Weights in 4 bits.
-        fp4_param: bool = false => not_built("weights kept in the 4 bits of fp4").execution_only();
-        /// Fused masked softmax.
-        masked_softmax_fusion: bool = true
+        refused fp4_recipe = one_or_null(Some("nvfp4"), &["nvfp4", "custom"]), "4-bit scaling."
+            => not_built("how the scales of fp4 are chosen");
+        refused fp4_param = false, "Weights in 4 bits."
+            => not_built("weights kept in the 4 bits of fp4").execution_only();
+        refused masked_softmax_fusion = true, "Fused masked softmax."
             => no_counterpart("attention without a fused softmax; attention is one operation, including mask and softmax");
-        /// Fused loss.
-        cross_entropy_loss_fusion: bool = true
+        refused cross_entropy_loss_fusion = true, "Fused loss."
             => no_counterpart("an unfused loss; it is one operation with the output layer");
-        /// Backend of the fused loss.
-        cross_entropy_fusion_impl: CrossEntropyImpl = CrossEntropyImpl::Native
+        refused cross_entropy_fusion_impl = one_of("native", &["native", "te"]), "Backend of the fused loss."
             => no_counterpart("Transformer Engine's loss; the fused loss is Bridge's own, \"native\"");
-        /// Fuse weight-gradient accumulation.
-        @execution gradient_accumulation_fusion: bool = false
+        refused @execution gradient_accumulation_fusion = false, "Fuse weight-gradient accumulation."
             => not_built("weight gradients accumulated into their buffer by the matrix multiplication itself").execution_only();
         /// Fused bias and activation.
         @execution bias_activation_fusion: bool = false
             => no_counterpart("bias and activation separate from the matrix multiplication; they are one operation with it").inert(&["true"]);
-        /// Fused bias and dropout.
-        @execution bias_dropout_fusion: bool = false => not_built("one kernel of bias, dropout and residual").execution_only();
-        /// Fused rotary embedding.
-        @execution apply_rope_fusion: bool = false, idle_unless(ROTATED)
-            => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible")
-                .inert(&["true"]);
+        refused @execution bias_dropout_fusion = false, "Fused bias and dropout."
+            => not_built("one kernel of bias, dropout and residual").execution_only();
+        refused @execution apply_rope_fusion = false, "Fused rotary embedding.", idle_unless(ROTATED)
+            => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible").inert(&["true"]);
         /// Activation recompute.
         @execution recompute_granularity: Option<RecomputeGranularity> = None;
         /// Layer choice of full recompute.
         @execution recompute_method: Option<RecomputeMethod> = None,
-            needs("model.recompute_granularity = full");
+            needs("model.recompute_granularity = full"),
+            given_with("model.recompute_granularity = full");
         /// Chunk size (uniform) or number of layers (block).
         @execution recompute_num_layers: Option<usize> = None, COUNT,
-            needs("model.recompute_granularity = full");
+            needs("model.recompute_granularity = full"),
+            given_with("model.recompute_granularity = full");
         /// Modules of selective recompute; null is `["core_attn"]`.
         @execution recompute_modules: Option<Vec<String>> = None,
             needs("model.recompute_granularity = selective");
-        /// Shard saved inputs over tensor-parallel ranks.
-        distribute_saved_activations: bool = false
+        refused distribute_saved_activations = false, "Shard saved inputs over tensor-parallel ranks."
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them").execution_only();
         /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host,
         /// where the device has memory of its own.
@@ -409,7 +396,8 @@ section! {
             excludes("model.recompute_granularity: what runs again is not kept, so there is nothing to move"),
             excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: every layer is recomputed from its input");
         /// Layers that `cpu_offloading` moves: fewer than there are.
-        @execution cpu_offloading_num_layers: usize = 0, idle_unless("model.cpu_offloading");
+        @execution cpu_offloading_num_layers: usize = 0, idle_unless("model.cpu_offloading"),
+            given_with("model.cpu_offloading = true: without layers nothing is moved");
         /// Move what `offload_modules` keep for backward to the host, where the device has memory
         /// of its own.
         @execution fine_grained_activation_offloading: bool = false,
@@ -428,11 +416,9 @@ section! {
             idle_unless("model.perform_initialization");
         /// Draw initial weights; false saves time if a checkpoint is loaded.
         @training perform_initialization: bool = true;
-        /// Draw on the host, the same at any tensor-parallel size.
-        @execution use_cpu_initialization: bool = false
+        refused @execution use_cpu_initialization = false, "Draw on the host, the same at any tensor-parallel size."
             => no_counterpart("weights drawn on the device; they are drawn on the host, the same in any layout").inert(&["true"]);
-        /// Allocate lazily.
-        init_model_with_meta_device: bool = false
+        refused init_model_with_meta_device = false, "Allocate lazily."
             => no_counterpart("PyTorch's meta device; sharded parameters are always created one after the other");
         /// Width-transfer parametrization.
         use_mup: bool = false;
@@ -450,20 +436,36 @@ section! {
         /// Deterministic kernels only.
         @execution deterministic_mode: bool = false
             => no_counterpart("nondeterministic kernels; on the CPU all are deterministic").inert(&["true"]);
-        /// Transformer Engine's RNG tracker.
-        use_te_rng_tracker: bool = false
+        refused use_te_rng_tracker = false, "Transformer Engine's RNG tracker."
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
         /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one
         /// launch instead of many.
-        @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None
+        @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None,
+            excludes("device = flex | = cpu: kernels of a GPU are recorded"),
+            excludes("rerun_state_machine.check_for_nan_in_loss: it is true unless it is set to false, upstream's rule"),
+            excludes("model.tensor_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.pipeline_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.context_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.expert_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
+            excludes("ddp.data_parallel_sharding_strategy = optim_grads | = optim_grads_params: what ranks exchange within a micro-batch is not recorded"),
+            excludes("model.hidden_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("model.attention_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("peft.dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("model.num_moe_experts: how many tokens an expert has is read from the device for each micro-batch"),
+            excludes("model.mtp_num_layers: its losses are read beside that of the model"),
+            excludes("model.fp8: products in 8 bits are not recorded yet"),
+            excludes("model.cpu_offloading | model.fine_grained_activation_offloading: a graph moves nothing to the host"),
+            excludes("logger.log_max_attention_logit: layers report it beside their output"),
+            excludes("tensor_inspect | checkpoint.save_dgrads_interval: a graph hands no tensor out"),
+            excludes("dpo | distillation: the host prepares their losses for each micro-batch")
             => not_built("graphs by Transformer Engine; \"local\" records CubeCL's kernels").built(&["local"]).execution_only();
         /// Scope of a recorded graph: full_iteration, which is forward and backward of a
         /// micro-batch.
         @execution cuda_graph_scope: OneOrMany<String> = OneOrMany::One("full".into());
         /// Steps of a run before it records.
         @execution cuda_graph_warmup_steps: usize = 3, idle_unless("model.cuda_graph_impl = local");
-        /// Restore quantization state.
-        restore_modelopt_state: bool = false => not_built("a model quantized by NVIDIA's ModelOpt");
+        refused restore_modelopt_state = false, "Restore quantization state."
+            => not_built("a model quantized by NVIDIA's ModelOpt");
 
         /// The block of each layer of model.kind = "mamba": M (Mamba), * (attention), - (MLP), E
         /// (experts); null means M throughout.
@@ -553,20 +555,18 @@ section! {
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
         /// Gate of the shared expert.
         moe_shared_expert_gate: bool = false, needs("model.moe_shared_expert_intermediate_size");
-        /// Overlap of the shared expert.
-        moe_shared_expert_overlap: bool = false => no_counterpart("a second stream of a GPU; shared experts run after the routed ones, with the same result");
+        refused moe_shared_expert_overlap = false, "Overlap of the shared expert."
+            => no_counterpart("a second stream of a GPU; shared experts run after the routed ones, with the same result");
         /// Dispatch method.
         @execution moe_token_dispatcher_type: TokenDispatcher = TokenDispatcher::AllGather
             => no_counterpart("GPU libraries that dispatch tokens (flex); tokens are dispatched as with alltoall").built(&["alltoall"]);
-        /// Library of flex dispatch.
-        moe_flex_dispatcher_backend: FlexBackend = FlexBackend::DeepEp
+        refused moe_flex_dispatcher_backend = one_of("deepep", &["deepep", "hybridep"]), "Library of flex dispatch."
             => no_counterpart("the GPU library of the flex dispatcher");
         /// Tokens that an expert takes of a micro-batch in training, as a multiple of the mean over
         /// experts; null drops none.
         @training moe_expert_capacity_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             excludes("model.moe_router_load_balancing_type = sinkhorn");
-        /// Pad to capacity.
-        moe_pad_expert_input_to_capacity: bool = false
+        refused moe_pad_expert_input_to_capacity = false, "Pad to capacity."
             => no_counterpart("shapes that stay the same for captured graphs; experts compute the rows that they have, with the same result");
         /// Tokens that an expert over capacity drops: those with the smallest weights, or the last.
         @training moe_token_drop_policy: TokenDropPolicy = TokenDropPolicy::Probs,
@@ -575,19 +575,18 @@ section! {
         /// backward, with the same result. Experts that an adapter changes are computed one after
         /// the other all the same.
         @execution moe_grouped_gemm: bool = false;
-        /// Fused permutation.
-        @execution moe_permute_fusion: bool = false => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
-        /// Fused router.
-        moe_router_fusion: bool = false => no_counterpart("a GPU library's kernel; scores, choice and losses are one pass");
+        refused @execution moe_permute_fusion = false, "Fused permutation."
+            => no_counterpart("a GPU library's kernel; rows are gathered in one pass, with the same result").upstream(&["true"]);
+        refused moe_router_fusion = false, "Fused router."
+            => no_counterpart("a GPU library's kernel; scores, choice and losses are one pass");
         /// Report the router of each layer: its losses, and the tokens of each expert.
         @execution moe_per_layer_logging: bool = false;
         /// Width that routed experts read and write, with linear layers from and to the residual
         /// stream around them; null is its width.
         moe_latent_size: Option<usize> = None, Limits::SIZE;
-        /// Overlap of the expert exchange.
-        overlap_moe_expert_parallel_comm: bool = false
+        refused overlap_moe_expert_parallel_comm = false, "Overlap of the expert exchange."
             => not_built("token dispatch overlapped with the computation of another micro-batch").execution_only();
-        /// Delay weight gradients.
-        delay_wgrad_compute: bool = false => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").execution_only();
+        refused delay_wgrad_compute = false, "Delay weight gradients."
+            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").execution_only();
     }
 }

@@ -3,12 +3,15 @@
 use super::super::choice::{DType, Fp8Recipe, OptimizerName};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{idle_unless, needs};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
-use crate::optimizer_rules::{NAMES, have_setting};
+use crate::optimizer_rules::NAMES;
 
 /// Learning rates above this overflow every parameter in a few steps.
 const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
+
+/// A scale of losses that stays as it is.
+const CONSTANT: &str = "optimizer.loss_scale: it is about the dynamic loss scale";
 
 section! {
     /// Optimizer hyper-parameters.
@@ -31,11 +34,9 @@ section! {
         fp16: bool = false;
         /// Mirror of `model.bf16`.
         bf16: bool = false;
-        /// Mirror of the precision recipe.
-        fp8_recipe: Option<Fp8Recipe> = None => no_counterpart("the optimizer's copy of model.fp8_recipe, which it does not read")
-            .same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
-        /// Share the gradient buffer with the mxfp8 gather.
-        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+        refused fp8_recipe = None::<Fp8Recipe>, "Mirror of the precision recipe."
+            => no_counterpart("the optimizer's copy of model.fp8_recipe, which it does not read").same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
+        refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share the gradient buffer with the mxfp8 gather."
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Mirror of `model.params_dtype`.
         params_dtype: DType = DType::Float32;
@@ -60,15 +61,23 @@ section! {
         /// Second moment dtype, as `exp_avg_dtype`.
         exp_avg_sq_dtype: DType = DType::Float32;
         /// Constant loss scale in fp16; null scales dynamically.
-        loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
+        loss_scale: Option<f64> = None, Limits::LOSS_SCALE, needs("model.fp16");
         /// First dynamic scale.
-        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE;
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Smallest dynamic scale.
-        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE;
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Steps without overflow before the scale grows.
-        loss_scale_window: f64 = 1000.0, Limits::POSITIVE;
+        loss_scale_window: f64 = 1000.0, Limits::POSITIVE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Overflows tolerated before the scale shrinks.
-        hysteresis: usize = 2, Limits::SIZE;
+        hysteresis: usize = 2, Limits::SIZE,
+            needs("model.fp16"),
+            excludes(CONSTANT);
         /// Decay of the first moment.
         adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
         /// Decay of the second moment.
@@ -79,53 +88,46 @@ section! {
         decoupled_weight_decay: bool = true;
         /// Momentum of SGD.
         sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
-        /// Momentum of Muon.
-        muon_momentum: f64 = 0.95, Limits::BELOW_ONE => not_built("the momentum of Muon").unless(have_setting);
-        /// Treat query, key and value separately.
-        muon_split_qkv: bool = true => not_built("query, key and value orthogonalized together by Muon").unless(have_setting);
-        /// Nesterov momentum.
-        muon_nesterov: bool = false => not_built("Nesterov's momentum in Muon").unless(have_setting);
-        /// Update scaling rule.
-        muon_scale_mode: String = "spectral".into() => not_built("how Muon scales its update").unless(have_setting);
-        /// Newton-Schulz precision.
-        muon_fp32_matmul_prec: String = "medium".into() => not_built("the precision of Muon's matrix multiplications").unless(have_setting);
-        /// Newton-Schulz coefficients.
-        muon_coefficient_type: String = "quintic".into() => not_built("the polynomial of Muon's iteration").unless(have_setting);
-        /// Newton-Schulz steps.
-        muon_num_ns_steps: usize = 5, Limits::POSITIVE => not_built("the steps of Muon's iteration").unless(have_setting);
-        /// Orthogonalization under tensor parallelism.
-        muon_tp_mode: String = "blockwise".into()
-            => not_built("how Muon treats matrices sharded by tensor parallelism").unless(have_setting).upstream(&["duplicated"]);
-        /// Extra update scale.
-        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO => not_built("a factor of Muon's update").unless(have_setting);
-        /// Optimizer of all parameters that are not matrices.
-        muon_scalar_optimizer: String = "adam".into() => not_built("the optimizer of parameters that are not matrices, beside Muon").unless(have_setting);
+        refused muon_momentum = 0.95, "Momentum of Muon.", Limits::BELOW_ONE => not_built("the momentum of Muon");
+        refused muon_split_qkv = true, "Treat query, key and value separately."
+            => not_built("query, key and value orthogonalized together by Muon");
+        refused muon_nesterov = false, "Nesterov momentum." => not_built("Nesterov's momentum in Muon");
+        refused muon_scale_mode = String::from("spectral"), "Update scaling rule."
+            => not_built("how Muon scales its update");
+        refused muon_fp32_matmul_prec = String::from("medium"), "Newton-Schulz precision."
+            => not_built("the precision of Muon's matrix multiplications");
+        refused muon_coefficient_type = String::from("quintic"), "Newton-Schulz coefficients."
+            => not_built("the polynomial of Muon's iteration");
+        refused muon_num_ns_steps = 5_usize, "Newton-Schulz steps.", Limits::POSITIVE
+            => not_built("the steps of Muon's iteration");
+        refused muon_tp_mode = String::from("blockwise"), "Orthogonalization under tensor parallelism."
+            => not_built("how Muon treats matrices sharded by tensor parallelism").upstream(&["duplicated"]);
+        refused muon_extra_scale_factor = 1.0, "Extra update scale.", Limits::ABOVE_ZERO
+            => not_built("a factor of Muon's update");
+        refused muon_scalar_optimizer = String::from("adam"), "Optimizer of all parameters that are not matrices."
+            => not_built("the optimizer of parameters that are not matrices, beside Muon");
         /// Lion's first constant.
-        lion_beta1: f64 = 0.95, Limits::BELOW_ONE => not_built("Lion's first decay").unless(have_setting);
+        lion_beta1: f64 = 0.95, Limits::BELOW_ONE;
         /// Lion's second constant.
-        lion_beta2: f64 = 0.98, Limits::BELOW_ONE => not_built("Lion's second decay").unless(have_setting);
-        /// SOAP's preconditioner decay.
-        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of SOAP's preconditioner").unless(have_setting);
-        /// Steps between SOAP's preconditioner updates.
-        soap_precondition_frequency: usize = 1, Limits::POSITIVE
-            => not_built("steps between updates of SOAP's preconditioner").unless(have_setting);
-        /// SOAP's KL variant.
-        soap_use_kl_shampoo: bool = true => not_built("the preconditioner that SOAP takes").unless(have_setting);
-        /// Second moment of adaptive Muon.
-        adaptive_muon_moment2_method: String = "adamuon".into() => not_built("the second moment of adaptive Muon").unless(have_setting);
-        /// Decay of adaptive Muon's second moment.
-        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE => not_built("the decay of adaptive Muon's second moment").unless(have_setting);
-        /// Epsilon of adaptive Muon.
-        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0) => not_built("the epsilon of adaptive Muon").unless(have_setting);
+        lion_beta2: f64 = 0.98, Limits::BELOW_ONE;
+        refused soap_shampoo_beta = 0.95, "SOAP's preconditioner decay.", Limits::BELOW_ONE
+            => not_built("the decay of SOAP's preconditioner");
+        refused soap_precondition_frequency = 1_usize, "Steps between SOAP's preconditioner updates.", Limits::POSITIVE
+            => not_built("steps between updates of SOAP's preconditioner");
+        refused soap_use_kl_shampoo = true, "SOAP's KL variant." => not_built("the preconditioner that SOAP takes");
+        refused adaptive_muon_moment2_method = String::from("adamuon"), "Second moment of adaptive Muon."
+            => not_built("the second moment of adaptive Muon");
+        refused adaptive_muon_beta2 = 0.95, "Decay of adaptive Muon's second moment.", Limits::BELOW_ONE
+            => not_built("the decay of adaptive Muon's second moment");
+        refused adaptive_muon_eps = 1e-8, "Epsilon of adaptive Muon.", Limits::above_zero_to(1.0)
+            => not_built("the epsilon of adaptive Muon");
         /// Shard optimizer state over data parallelism.
         @execution use_distributed_optimizer: bool = false;
-        /// Shard by whole layers.
-        use_layer_wise_distributed_optimizer: bool = false
+        refused use_layer_wise_distributed_optimizer = false, "Shard by whole layers."
             => not_built("state sharded by layers; use_distributed_optimizer shards it by elements");
         /// Mirror of the ddp setting.
         @execution overlap_param_gather: bool = false;
-        /// Gather while stepping.
-        overlap_param_gather_with_optimizer_step: bool = false
+        refused overlap_param_gather_with_optimizer_step = false, "Gather while stepping."
             => not_built("gathering parameters while others are updated; ddp.overlap_param_gather gathers in the next forward");
         /// Keep states and master weights in host memory and update them there, with the model on a
         /// GPU: of `optimizer_offload_fraction`.
@@ -134,32 +136,27 @@ section! {
         /// are in host memory, 1 for all; whole parameters, from the first on.
         @execution optimizer_offload_fraction: f64 = 0.0, Limits::FRACTION,
             idle_unless("optimizer.optimizer_cpu_offload");
-        /// Plain implementation on the host.
-        use_torch_optimizer_for_cpu_offload: bool = false
+        refused use_torch_optimizer_for_cpu_offload = false, "Plain implementation on the host."
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
         /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host
         /// while one is updated.
         @execution overlap_cpu_optimizer_d2h_h2d: bool = false,
             idle_unless("optimizer.optimizer_cpu_offload");
-        /// Page-locked gradients.
-        @execution pin_cpu_grads: bool = true
+        refused @execution pin_cpu_grads = true, "Page-locked gradients."
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
-        /// Page-locked parameters.
-        @execution pin_cpu_params: bool = true
+        refused @execution pin_cpu_params = true, "Page-locked parameters."
             => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
         /// Limit of the global L2 norm of gradients; 0 disables clipping.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
         /// Count zero gradient entries.
-        @execution log_num_zeros_in_grad: bool = false;
-        /// Barrier around level-1 timers.
-        @execution barrier_with_L1_time: bool = false
-            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers")
-            .same_as("logger.barrier_with_L1_time");
-        /// Debug dump folder.
-        config_logger_dir: String = String::new()
+        @execution log_num_zeros_in_grad: bool = false,
+            idle_unless("logger.skip_train_metrics_log != true: steps are not logged");
+        refused @execution barrier_with_L1_time = false, "Barrier around level-1 timers."
+            => no_counterpart("the optimizer's copy of logger.barrier_with_L1_time, which applies to all timers").same_as("logger.barrier_with_L1_time");
+        refused config_logger_dir = String::new(), "Debug dump folder."
             => no_counterpart("a folder for dumps of constructor arguments; logger.save_config_filepath writes the resolved configuration");
-        /// Capture the optimizer step.
-        optimizer_cuda_graph: bool = false => not_built("the optimizer step captured as a CUDA graph");
+        refused optimizer_cuda_graph = false, "Capture the optimizer step."
+            => not_built("the optimizer step captured as a CUDA graph");
     }
 }
 

@@ -5,8 +5,14 @@ use std::collections::BTreeMap;
 use super::super::choice::{AdapterInit, BaseQuantization, DType, DropoutPosition, PeftKind};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
-use super::super::rule::{excludes, idle_unless};
+use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
+
+/// Products with quantized weights.
+const ON_CPU: &str = "device = flex | = cpu: only the CPU has products with quantized weights";
+const IN_FLOAT32: &str = "model.params_dtype = float32: products with quantized weights are computed in float32 alone";
+const PARAMETERS_SHARDED: &str = "ddp.data_parallel_sharding_strategy = optim_grads_params: ranks own runs of \
+                                  elements of one dtype, which end inside blocks";
 
 section! {
     /// Adapters. `alpha` is null in the table so that it can default by kind.
@@ -42,17 +48,22 @@ section! {
         /// Initialization of B.
         @training lora_B_init_method: AdapterInit = AdapterInit::Zero
             => not_built("a uniform B: upstream does not say from which range; kaiming draws uniformly").built(&["xavier", "normal", "kaiming", "zero"]);
-        /// All-to-all adapter communication.
-        a2a_experimental: bool = false
+        refused a2a_experimental = false, "All-to-all adapter communication."
             => no_counterpart("another way to exchange what a branch computes; branches need no exchange of their own here");
-        /// Adapter dtype.
-        lora_dtype: Option<DType> = None => not_built("a dtype of the adapter's own: all parameters of a model have one");
+        refused lora_dtype = None::<DType>, "Adapter dtype."
+            => not_built("a dtype of the adapter's own: all parameters of a model have one");
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false, excludes("peft.kind = dora");
         /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.
-        base_quantization: BaseQuantization = BaseQuantization::None;
+        base_quantization: BaseQuantization = BaseQuantization::None,
+            needs(ON_CPU),
+            needs(IN_FLOAT32),
+            excludes(PARAMETERS_SHARDED);
         /// Storage of the frozen word embedding and head.
-        base_quantization_embedding: BaseQuantization = BaseQuantization::None;
+        base_quantization_embedding: BaseQuantization = BaseQuantization::None,
+            needs(ON_CPU),
+            needs(IN_FLOAT32),
+            excludes(PARAMETERS_SHARDED);
         /// Adjacent inputs of a row that share a scale.
         base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0),
             idle_unless("peft.base_quantization != none | peft.base_quantization_embedding != none");

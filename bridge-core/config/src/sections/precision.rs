@@ -1,12 +1,13 @@
 //! `[mixed_precision]`: a recipe's name or its settings. The named recipes are in
 //! `finalize::presets`.
 
-use super::super::choice::{AmaxAlgo, DType, Fp4Format, Fp4Recipe, Fp8Format, Fp8Recipe};
+use super::super::choice::{AmaxAlgo, DType, Fp8Format, Fp8Recipe};
 use super::super::field::Field;
 use super::super::limits::Limits;
 use super::super::node::{Data, Node};
 use super::super::reader::Reader;
 use super::super::refusal::{no_counterpart, not_built};
+use super::super::refused_values::one_or_null;
 use super::super::section::{Section, section};
 use super::super::spec::TypeSpec;
 
@@ -23,10 +24,9 @@ section! {
         params_dtype: Option<DType> = None;
         /// Inter-stage dtype.
         pipeline_dtype: Option<DType> = None;
-        /// Autocast dtype.
-        autocast_dtype: Option<DType> = None => no_counterpart("the dtype of PyTorch's autocast").same_as("mixed_precision.params_dtype");
-        /// Autocast.
-        autocast_enabled: bool = false
+        refused autocast_dtype = None::<DType>, "Autocast dtype."
+            => no_counterpart("the dtype of PyTorch's autocast").same_as("mixed_precision.params_dtype");
+        refused autocast_enabled = false, "Autocast."
             => not_built("PyTorch's autocast, which chooses a dtype for each operation");
         /// Reduce gradients in 32 bits.
         grad_reduce_in_fp32: bool = true;
@@ -50,21 +50,19 @@ section! {
         fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
         /// As `model.fp8_wgrad`.
         fp8_wgrad: bool = true;
-        /// 8-bit dot-product attention.
-        fp8_dot_product_attention: bool = false
+        refused fp8_dot_product_attention = false, "8-bit dot-product attention."
             => not_built("attention scores and their product with values in the 8 bits of fp8");
-        /// 8-bit multi-head attention.
-        fp8_multi_head_attention: bool = false => not_built("attention with its projections in the 8 bits of fp8");
-        /// 8-bit parameters.
-        fp8_param: Option<bool> = None => not_built("weights kept in the 8 bits of fp8").inert(&["false"]);
+        refused fp8_multi_head_attention = false, "8-bit multi-head attention."
+            => not_built("attention with its projections in the 8 bits of fp8");
+        refused fp8_param = None::<bool>, "8-bit parameters."
+            => not_built("weights kept in the 8 bits of fp8").inert(&["false"]);
         /// Gather 8-bit parameters.
         fp8_param_gather: bool = false;
-        /// 4-bit format.
-        fp4: Option<Fp4Format> = None => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits");
-        /// 4-bit scaling.
-        fp4_recipe: Option<Fp4Recipe> = Some(Fp4Recipe::Nvfp4) => not_built("how the scales of fp4 are chosen");
-        /// Share gradient buffers with the mxfp8 gather.
-        reuse_grad_buf_for_mxfp8_param_ag: bool = false
+        refused fp4 = one_or_null(None, &["e2m1"]), "4-bit format."
+            => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits");
+        refused fp4_recipe = one_or_null(Some("nvfp4"), &["nvfp4", "custom"]), "4-bit scaling."
+            => not_built("how the scales of fp4 are chosen");
+        refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share gradient buffers with the mxfp8 gather."
             => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
         /// Constant loss scale.
         loss_scale: Option<f64> = None, Limits::LOSS_SCALE;

@@ -14,14 +14,11 @@ section! {
     pub struct RngConfig {
         /// Base seed.
         seed: u64 = 1234, Limits::between(1.0, 4_294_967_295.0);
-        /// Transformer Engine's tracker.
-        te_rng_tracker: bool = false
+        refused te_rng_tracker = false, "Transformer Engine's tracker."
             => no_counterpart("Transformer Engine's random states; random numbers are functions of seed and position");
-        /// Tracker of inference.
-        inference_rng_tracker: bool = false
+        refused inference_rng_tracker = false, "Tracker of inference."
             => no_counterpart("random states of inference; random numbers are functions of seed and position");
-        /// Different initial weights per data-parallel rank, then broadcast.
-        data_parallel_random_init: bool = false
+        refused data_parallel_random_init = false, "Different initial weights per data-parallel rank, then broadcast."
             => no_counterpart("different initial weights per replica, followed by a broadcast; all replicas draw the same");
     }
 }
@@ -120,8 +117,7 @@ section! {
         enable_logging: bool = true, idle_unless("nvrx_straggler.enabled");
         /// Steps between measurements.
         profiling_interval: usize = 1, Limits::POSITIVE, idle_unless("nvrx_straggler.enabled");
-        /// Name of its logger.
-        logger_name: String = "megatron.bridge.NVRxStragglerDetection".into()
+        refused logger_name = String::from("megatron.bridge.NVRxStragglerDetection"), "Name of its logger."
             => no_counterpart("the name of a Python logger; lines about slow ranks go where the run's other lines go");
     }
 }
@@ -135,35 +131,27 @@ section! {
         max_iterations: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
         /// Faults at most.
         max_rank_faults: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
-        /// Polling, in seconds.
-        monitor_thread_interval: f64 = 1.0, Limits::ABOVE_ZERO
+        refused monitor_thread_interval = 1.0, "Polling, in seconds.", Limits::ABOVE_ZERO
             => no_counterpart("how often a thread looks whether a rank has failed; ranks that are threads tell at once");
-        /// Polling, in seconds.
-        monitor_process_interval: f64 = 1.0, Limits::ABOVE_ZERO
+        refused monitor_process_interval = 1.0, "Polling, in seconds.", Limits::ABOVE_ZERO
             => no_counterpart("how often a second process looks at each rank; ranks are threads, and --max-restarts watches the process");
         /// Seconds between two looks whether ranks are alive.
         progress_watchdog_interval: f64 = 1.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
-        /// Seconds between heartbeats.
-        heartbeat_interval: f64 = 30.0, Limits::ABOVE_ZERO
+        refused heartbeat_interval = 30.0, "Seconds between heartbeats.", Limits::ABOVE_ZERO
             => no_counterpart("messages between the processes of ranks; ranks are threads, whose signs of life need no message");
-        /// Seconds without a heartbeat.
-        heartbeat_timeout: f64 = 60.0, Limits::ABOVE_ZERO
+        refused heartbeat_timeout = 60.0, "Seconds without a heartbeat.", Limits::ABOVE_ZERO
             => no_counterpart("messages between the processes of ranks; hard_timeout is the limit for signs of life");
         /// Seconds that ranks wait for one that does not come, once all is set up.
         soft_timeout: f64 = 60.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
         /// Seconds without a sign of life, after which the process begins anew.
         hard_timeout: f64 = 90.0, Limits::ABOVE_ZERO, idle_unless("inprocess_restart.enabled");
-        /// Seconds of internal barriers.
-        barrier_timeout: f64 = 120.0, Limits::ABOVE_ZERO
+        refused barrier_timeout = 120.0, "Seconds of internal barriers.", Limits::ABOVE_ZERO
             => no_counterpart("barriers between processes before a restart; ranks are threads, which are waited for");
-        /// Seconds of completion.
-        completion_timeout: f64 = 120.0, Limits::ABOVE_ZERO
+        refused completion_timeout = 120.0, "Seconds of completion.", Limits::ABOVE_ZERO
             => no_counterpart("how long processes that are done wait for others; the last thing that ranks do, they do together");
-        /// Seconds to collect faults.
-        last_call_wait: f64 = 1.0, Limits::NON_NEGATIVE
+        refused last_call_wait = 1.0, "Seconds to collect faults.", Limits::NON_NEGATIVE
             => no_counterpart("how long faults are collected before a restart; all ranks have ended by then, and their faults are known");
-        /// Seconds between termination and killing.
-        termination_grace_time: f64 = 1.0, Limits::NON_NEGATIVE
+        refused termination_grace_time = 1.0, "Seconds between termination and killing.", Limits::NON_NEGATIVE
             => no_counterpart("the time between two signals to a process; a thread that hangs is ended with its process");
         /// Unit that a spare rank replaces.
         granularity: RestartGranularity = RestartGranularity::Node,
@@ -171,10 +159,9 @@ section! {
             idle_unless("inprocess_restart.active_world_size: there are no spare ranks");
         /// Working ranks; the rest are spare.
         active_world_size: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");
-        /// Free caches on restart.
-        empty_cuda_cache: bool = true => no_counterpart("whether it empties PyTorch's cache of device memory");
-        /// Monitor logs.
-        monitor_process_logdir: Option<PathBuf> = None
+        refused empty_cuda_cache = true, "Free caches on restart."
+            => no_counterpart("whether it empties PyTorch's cache of device memory");
+        refused monitor_process_logdir = None::<PathBuf>, "Monitor logs."
             => no_counterpart("where a second process for each rank writes; there is none");
     }
 }

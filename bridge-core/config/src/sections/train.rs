@@ -17,15 +17,18 @@ section! {
         rampup_batch_size: Option<[usize; 3]> = None, excludes("train.train_samples");
         /// Round the batch size down to a multiple of the data-parallel size x micro-batch size.
         decrease_batch_size_if_needed: bool = false;
-        /// When to empty allocator caches: 1 after forward-backward, 2 also after the step.
-        empty_unused_memory_level: usize = 0, Limits::between(0.0, 2.0)
+        refused empty_unused_memory_level = 0_usize,
+            "When to empty allocator caches: 1 after forward-backward, 2 also after the step.",
+            Limits::between(0.0, 2.0)
             => no_counterpart("PyTorch's cache of device memory, emptied between steps");
         /// Steps between comparisons of the weights of data-parallel replicas, which must have the
         /// same bits; no effect on one rank.
         @execution check_weight_hash_across_dp_replicas_interval: Option<usize> = None, Limits::POSITIVE,
             excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: each rank keeps another part of the parameters");
         /// Steps between device synchronizations.
-        @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE;
+        @execution train_sync_interval: Option<usize> = None, Limits::POSITIVE,
+            idle_unless("device != flex: it computes synchronously"),
+            idle_unless("device != cpu: it computes synchronously");
         /// Optimizer steps over all runs. This, `train_samples` or `num_epochs` is required.
         train_iters: Option<usize> = None, Limits::POSITIVE;
         /// Samples over all runs; excludes `train_iters`.
@@ -33,7 +36,8 @@ section! {
         /// Times that fine-tuning data is read over all runs; excludes `train_iters` and
         /// `train_samples`. The last step may read on into the epoch that follows.
         num_epochs: Option<f64> = None, Limits::ABOVE_ZERO,
-            excludes("train.train_iters | train.train_samples | train.rampup_batch_size");
+            excludes("train.train_iters | train.train_samples | train.rampup_batch_size"),
+            needs("dataset.kind = finetuning: it counts epochs of examples, so give train.train_iters for other data");
         /// Exit when the step is a multiple of this.
         @execution exit_interval: Option<usize> = None, Limits::POSITIVE;
         /// Exit after this many minutes.
@@ -46,28 +50,23 @@ section! {
         /// given up, and the log and exit code 18 say so; null waits as long as a save takes.
         @execution exit_signal_deadline_s: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("checkpoint.save: it is the time for a last checkpoint");
-        /// Install the handler inside loader workers.
-        @execution exit_signal_handler_for_dataloader: bool = false
+        refused @execution exit_signal_handler_for_dataloader = false, "Install the handler inside loader workers."
             => no_counterpart("a handler in loader processes; loaders are threads, which exit_signal_handler covers").inert(&["true"]);
         /// Clean shutdown on SIGINT and SIGTERM.
         @execution exit_signal_handler_for_training: bool = false;
-        /// Replace automatic garbage collection; Rust has none.
-        manual_gc: bool = false
+        refused manual_gc = false, "Replace automatic garbage collection; Rust has none."
             => no_counterpart("manual control of Python's garbage collector; Rust has none");
-        /// Steps between collections; Rust has none.
-        manual_gc_interval: usize = 0 => no_counterpart("steps between runs of Python's garbage collector");
-        /// Collect around evaluations; Rust has no collection.
-        @execution manual_gc_eval: bool = true
+        refused manual_gc_interval = 0_usize, "Steps between collections; Rust has none."
+            => no_counterpart("steps between runs of Python's garbage collector");
+        refused @execution manual_gc_eval = true, "Collect around evaluations; Rust has no collection."
             => no_counterpart("runs of Python's garbage collector around evaluations; Rust has none").inert(&["false"]);
         /// 1-based iterations whose data is read but not used.
         iterations_to_skip: Vec<usize> = Vec::new(), Limits::POSITIVE;
-        /// AND the success flag over model-parallel ranks. Here all ranks share one flag, from the
-        /// norm over all of them.
-        check_optimizer_step_success: bool = true
+        refused check_optimizer_step_success = true,
+            "AND the success flag over model-parallel ranks. Here all ranks share one flag, from the norm over all of them."
             => no_counterpart("success flags that differ from rank to rank; one norm over all ranks decides");
-        /// Leave the gradient norm of each model-parallel rank as it is. Here all ranks have one
-        /// norm.
-        skip_sync_grad_norm_across_mp: bool = false
+        refused skip_sync_grad_norm_across_mp = false,
+            "Leave the gradient norm of each model-parallel rank as it is. Here all ranks have one norm."
             => no_counterpart("gradient norms that differ from rank to rank; the norm is one sum over all ranks");
         /// Consecutive iterations with non-finite gradients or losses after which the run fails
         /// (ours). Overflows that lower a dynamic loss scale do not count.
@@ -110,8 +109,8 @@ section! {
         /// Only evaluate, then exit.
         skip_train: bool = false,
             needs("validation.eval_iters | validation.full_validation: there is nothing to do otherwise");
-        /// Run real-time tests alongside.
-        test_mode: bool = false => no_counterpart("upstream's real-time tests during a run");
+        refused test_mode = false, "Run real-time tests alongside."
+            => no_counterpart("upstream's real-time tests during a run");
         /// Use the whole validation split once at each evaluation, whatever `eval_iters` is.
         full_validation: bool = false;
         /// The loss by which evaluations are compared, for early stopping and the best checkpoint

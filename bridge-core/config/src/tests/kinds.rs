@@ -1,8 +1,8 @@
 //! Kinds of model that list the settings of `[model]` that they support.
 
 use super::super::{
-    ConfigErrors, ErrorKind, Format, Kind, Kinds, OF_EVERY_KIND, RunConfig, Section, TransformerConfig, World, diff,
-    json_schema, load_text,
+    ConfigErrors, Data, ErrorKind, Format, Kind, Kinds, OF_EVERY_KIND, RunConfig, Section, TransformerConfig, World,
+    diff, json_schema, load_text,
 };
 
 /// Settings that all kinds need, and no more.
@@ -27,7 +27,7 @@ fn load(overrides: &[&str]) -> Result<RunConfig, ConfigErrors> {
 fn a_kind_lifts_the_refusals_of_what_it_lists() {
     let run =
         load(&["model.fp16_lm_cross_entropy=true", "model.position_embedding_type=mrope"]).expect("it lists them");
-    assert!(run.model.fp16_lm_cross_entropy);
+    assert_eq!(run.model.value("fp16_lm_cross_entropy"), Some(Data::Bool(true).into()));
     let gpt = load(&["model.kind=gpt", "model.num_attention_heads=2", "model.fp16_lm_cross_entropy=true"]);
     let errors = gpt.expect_err("gpt does not build it");
     let error = errors.iter().next().expect("an error");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::super::{ErrorKind, Format, Kinds, RawConfig, World, load};
+use super::super::{ErrorKind, Format, Kinds, Node, RawConfig, Section, World, load};
 use super::{TINY, run_toml, tiny, tiny_raw};
 
 fn fixture(name: &str) -> std::path::PathBuf {
@@ -148,7 +148,7 @@ model: {hf_model_id: !!str 12, num_layers: 2}
     assert_eq!(raw.train.micro_batch_size, Some(2));
     assert_eq!(raw.optimizer.lr, Some(1e-3));
     assert_eq!(raw.optimizer.weight_decay, 0.5);
-    assert_eq!(raw.model.hf_model_id.as_deref(), Some("12"));
+    assert_eq!(raw.model.value("hf_model_id"), Some(Node::string("12")));
 }
 
 #[test]

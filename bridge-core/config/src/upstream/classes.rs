@@ -55,43 +55,30 @@ const KINDS: &[(&str, &str, &str)] = &[
 /// Model classes that only set fields of the previous class, and those fields. A class for one
 /// size, such as `Llama3ModelProvider8B`, begins with the name of its family.
 const MODELS: &[(&str, Defaults)] = &[
-    ("GPTModelProvider", &[]),
-    ("GPTProvider", &[]),
-    ("LlamaModelProvider", &[LLAMA]),
-    ("Llama2ModelProvider", &[LLAMA]),
+    ("GPTModelProvider GPTProvider", &[]),
+    ("LlamaModelProvider Llama2ModelProvider", &[LLAMA]),
     ("Llama3ModelProvider", &[LLAMA, GROUPS, LLAMA3]),
-    ("Llama31ModelProvider", &[LLAMA, GROUPS, LLAMA31]),
-    ("Llama32ModelProvider", &[LLAMA, GROUPS, LLAMA31]),
+    ("Llama31ModelProvider Llama32ModelProvider", &[LLAMA, GROUPS, LLAMA31]),
     ("CodeLlamaModelProvider", &[LLAMA]),
-    ("MLAModelProvider", &[LATENT]),
-    ("DeepSeekModelProvider", &[LATENT]),
-    ("DeepSeekV2ModelProvider", &[LATENT]),
-    ("DeepSeekV2LiteModelProvider", &[LATENT]),
-    ("DeepSeekV3ModelProvider", &[LATENT]),
-    ("MoonlightModelProvider", &[LATENT]),
-    ("KimiK2Provider", &[LATENT]),
-    ("MistralModelProvider", &[LLAMA]),
-    ("MistralSmall3ModelProvider", &[LLAMA]),
-    ("MixtralModelProvider", &[LLAMA]),
-    ("GemmaModelProvider", &[]),
-    ("CodeGemmaModelProvider", &[]),
-    ("Gemma2ModelProvider", &[]),
-    ("Gemma3ModelProvider", &[]),
-    ("OlMoEModelProvider", &[]),
-    ("Qwen2ModelProvider", &[]),
-    ("Qwen25ModelProvider", &[]),
-    ("Qwen3ModelProvider", &[]),
-    ("Qwen3MoEModelProvider", &[]),
-    ("NemotronModelProvider", &[]),
-    ("Nemotron3ModelProvider", &[]),
-    ("Nemotron4ModelProvider", &[]),
-    ("GPTOSSProvider", &[]),
-    ("GLMMoEModelProvider", &[]),
-    ("GLM45ModelProvider", &[]),
-    ("GLM45AirModelProvider", &[]),
-    ("Phi3ModelProvider", &[]),
-    ("Starcoder2ModelProvider", &[]),
+    (
+        "MLAModelProvider DeepSeekModelProvider DeepSeekV2ModelProvider DeepSeekV2LiteModelProvider \
+         DeepSeekV3ModelProvider MoonlightModelProvider KimiK2Provider",
+        &[LATENT],
+    ),
+    ("MistralModelProvider MistralSmall3ModelProvider MixtralModelProvider", &[LLAMA]),
+    (
+        "GemmaModelProvider CodeGemmaModelProvider Gemma2ModelProvider Gemma3ModelProvider OlMoEModelProvider \
+         Qwen2ModelProvider Qwen25ModelProvider Qwen3ModelProvider Qwen3MoEModelProvider NemotronModelProvider \
+         Nemotron3ModelProvider Nemotron4ModelProvider GPTOSSProvider GLMMoEModelProvider GLM45ModelProvider \
+         GLM45AirModelProvider Phi3ModelProvider Starcoder2ModelProvider",
+        &[],
+    ),
 ];
+
+/// The classes of [`MODELS`] one by one.
+fn models() -> impl Iterator<Item = (&'static str, Defaults)> {
+    MODELS.iter().flat_map(|(classes, defaults)| classes.split_whitespace().map(move |class| (class, *defaults)))
+}
 
 /// Model classes of `kind = "mamba"`, by the beginning of their name: a size may come before or
 /// after `Provider`.
@@ -123,7 +110,7 @@ pub(super) fn refusal(path: &str) -> String {
 pub(in super::super) fn classes_of(section: &str) -> Vec<String> {
     let listed = CLASSES.iter().filter(|(of, _)| *of == section).flat_map(|(_, classes)| classes.iter().copied());
     let kinds = KINDS.iter().filter(|(of, ..)| *of == section).map(|(_, class, _)| *class);
-    let models = MODELS.iter().map(|(class, _)| *class).take(if section == "model" { 1 } else { 0 });
+    let models = models().map(|(class, _)| class).take(if section == "model" { 1 } else { 0 });
     listed.chain(kinds).chain(models).map(str::to_owned).collect()
 }
 
@@ -170,7 +157,7 @@ pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
     let class = |kind, defaults, is_of_a_size| Class { name: name.to_owned(), kind, defaults, is_of_a_size };
     let listed = CLASSES.iter().find(|(of, _)| *of == section).map_or(&[][..], |(_, names)| *names);
     let kinds = || KINDS.iter().filter(|(of, ..)| *of == section);
-    let models = if section == "model" { MODELS } else { &[] };
+    let models = || models().filter(|_| section == "model");
     if path.starts_with("megatron.") {
         if listed.contains(&name) {
             return Ok(class(None, &[], false));
@@ -179,14 +166,14 @@ pub(super) fn find(section: &str, path: &str) -> Result<Class, String> {
             return Ok(class(Some(*kind), &[], false));
         }
         let of_family = |family: &str| name.strip_prefix(family).is_some_and(is_size);
-        if let Some((family, defaults)) = models.iter().find(|(family, _)| of_family(family)) {
-            return Ok(class(Some("gpt"), defaults, name != *family));
+        if let Some((family, defaults)) = models().find(|(family, _)| of_family(family)) {
+            return Ok(class(Some("gpt"), defaults, name != family));
         }
         if section == "model" && !name.contains("VL") && HYBRIDS.iter().any(|family| name.starts_with(family)) {
             return Ok(class(Some("mamba"), &[], false));
         }
     }
-    let known: Vec<_> = listed.iter().copied().chain(kinds().map(|k| k.1)).chain(models.iter().map(|m| m.0)).collect();
+    let known: Vec<_> = listed.iter().copied().chain(kinds().map(|k| k.1)).chain(models().map(|m| m.0)).collect();
     Err(format!("megatron's {}", known.join(", ")))
 }
 

@@ -6,27 +6,9 @@ use super::super::node::{Data, Entry, Node};
 use super::entries::{TARGET, is_given, is_true, rename, set, take, text, value};
 
 /// Fields that name data of the Hugging Face hub, and how it is divided and converted.
-const HUB: [&str; 19] = [
-    "dataset_name",
-    "dataset_subset",
-    "dataset_dict",
-    "process_example_fn",
-    "hf_filter_lambda",
-    "hf_filter_lambda_kwargs",
-    "hf_kwargs",
-    "download_mode",
-    "delete_raw",
-    "rewrite",
-    "split_val_from_train",
-    "val_proportion",
-    "split",
-    "hf_dataset",
-    "hf_validation_dataset",
-    "hf_test_dataset",
-    "hf_output_root",
-    "hf_validation_proportion",
-    "hf_rewrite",
-];
+const HUB: &str = "dataset_name dataset_subset dataset_dict process_example_fn hf_filter_lambda hf_filter_lambda_kwargs \
+                   hf_kwargs download_mode delete_raw rewrite split_val_from_train val_proportion split hf_dataset \
+                   hf_validation_dataset hf_test_dataset hf_output_root hf_validation_proportion hf_rewrite";
 
 /// Settings of every kind of dataset: all that stays if the command line chooses another kind than
 /// the class.
@@ -82,7 +64,7 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
         return Err(Box::new(error));
     }
     let mut left = Vec::new();
-    for key in HUB {
+    for key in HUB.split_whitespace() {
         if let Some(entry) = take(entries, key)
             && !entry.node.is_null()
         {

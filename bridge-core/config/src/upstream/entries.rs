@@ -17,16 +17,7 @@ pub(super) fn value<'a>(entries: &'a [Entry], key: &str) -> Option<&'a Node> {
 
 /// The number in a field.
 pub(super) fn number(entries: &[Entry], key: &str) -> Option<f64> {
-    number_of(value(entries, key)?)
-}
-
-/// A whole or floating-point number.
-pub(super) fn number_of(node: &Node) -> Option<f64> {
-    match node.data {
-        Data::Int(value) => Some(value as f64),
-        Data::Float(value) => Some(value),
-        _ => None,
-    }
+    value(entries, key)?.number()
 }
 
 /// The text in a field.

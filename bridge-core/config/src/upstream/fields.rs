@@ -7,7 +7,7 @@ use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
 use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
-use super::entries::{TARGET, is_given, number_of};
+use super::entries::{TARGET, is_given};
 
 /// Objects of a running program, and figures that follow from settings: not part of a recipe.
 const HANDLES: &[(&str, &str)] = &[
@@ -52,87 +52,37 @@ const FUNCTIONS: &[(&str, &[&str])] = &[
     ("embedding_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
 ];
 
-/// Fields without a setting here, and their defaults, of all classes and versions. Those that are
+/// Fields without a setting here with their defaults, of all classes and versions. Those that are
 /// null, false, zero or empty by default need no row.
-const DEFAULTS: &[(&str, &[(&str, &str)])] = &[
+const DEFAULTS: &[(&str, &str)] = &[
     (
         "model",
-        &[
-            ("activation_offload_fraction", "1.0"),
-            ("barrier_with_L1_time", "true"),
-            ("batch_invariant_backend", "te_native"),
-            ("batch_p2p_sync", "true"),
-            ("clone_scatter_output_in_embedding", "true"),
-            ("cpu_offloading_activations", "true"),
-            ("cuda_graph_modules", "full"),
-            ("cuda_graph_use_single_mempool", "false"),
-            ("cuda_graph_use_single_mempool", "true"),
-            ("dsa_indexer_rotate_activation", "true"),
-            ("dsa_indexer_scoring_relu", "true"),
-            ("dsa_indexer_topk_freq", "1"),
-            ("dsa_kernel_backend", "none"),
-            ("expert_gtp_weight_remat_size", "1"),
-            ("fp8_interval", "1"),
-            ("gdp_num_chunk_states_to_recompute", "2"),
-            ("gdp_num_householder", "3"),
-            ("gtp_weight_remat_size", "1"),
-            ("inference_grouped_gemm_backend", "vllm"),
-            ("inference_moe_token_dispatcher_type", "nvls"),
-            ("inference_sampling_seed", "42"),
-            ("kitchen_attention_backend", "sdpa"),
-            ("linear_conv_kernel_dim", "4"),
-            ("linear_key_head_dim", "128"),
-            ("linear_num_key_heads", "16"),
-            ("linear_num_value_heads", "32"),
-            ("linear_value_head_dim", "128"),
-            ("mhc_init_gating_factor", "0.01"),
-            ("mhc_num_residual_streams", "4"),
-            ("mhc_sinkhorn_iterations", "20"),
-            ("min_offloaded_tensor_size", "1048576"),
-            ("mlp_chunks_for_prefill", "1"),
-            ("mlp_chunks_for_training", "1"),
-            ("moe_combine_bwd_dtype", "bf16"),
-            ("moe_deepep_num_sms", "20"),
-            ("moe_dispatch_fwd_dtype", "bf16"),
-            ("moe_hybridep_num_sms", "16"),
-            ("moe_hybridep_num_sms_preprocessing", "108"),
-            ("moe_paged_stash_buffer_size_factor_cuda", "1.1"),
-            ("moe_paged_stash_page_size", "64"),
-            ("persist_layer_norm", "true"),
-            ("persist_layer_norm", "false"),
-            ("qk_clip_alpha", "0.5"),
-            ("qk_clip_threshold", "100"),
-            ("softmax_type", "vanilla"),
-            ("tp_comm_bulk_dgrad", "true"),
-            ("tp_comm_bulk_wgrad", "true"),
-            ("tp_comm_overlap_ag", "true"),
-            ("tp_comm_overlap_rs", "true"),
-            ("tp_comm_split_ag", "true"),
-            ("tp_comm_split_rs", "true"),
-            ("use_mamba_mem_eff_path", "true"),
-        ],
+        "activation_offload_fraction=1.0 barrier_with_L1_time=true batch_invariant_backend=te_native \
+         batch_p2p_sync=true clone_scatter_output_in_embedding=true cpu_offloading_activations=true \
+         cuda_graph_modules=full cuda_graph_use_single_mempool=false cuda_graph_use_single_mempool=true \
+         dsa_indexer_rotate_activation=true dsa_indexer_scoring_relu=true dsa_indexer_topk_freq=1 \
+         dsa_kernel_backend=none expert_gtp_weight_remat_size=1 fp8_interval=1 gdp_num_chunk_states_to_recompute=2 \
+         gdp_num_householder=3 gtp_weight_remat_size=1 inference_grouped_gemm_backend=vllm \
+         inference_moe_token_dispatcher_type=nvls inference_sampling_seed=42 kitchen_attention_backend=sdpa \
+         linear_conv_kernel_dim=4 linear_key_head_dim=128 linear_num_key_heads=16 linear_num_value_heads=32 \
+         linear_value_head_dim=128 mhc_init_gating_factor=0.01 mhc_num_residual_streams=4 \
+         mhc_sinkhorn_iterations=20 min_offloaded_tensor_size=1048576 mlp_chunks_for_prefill=1 \
+         mlp_chunks_for_training=1 moe_combine_bwd_dtype=bf16 moe_deepep_num_sms=20 moe_dispatch_fwd_dtype=bf16 \
+         moe_hybridep_num_sms=16 moe_hybridep_num_sms_preprocessing=108 \
+         moe_paged_stash_buffer_size_factor_cuda=1.1 moe_paged_stash_page_size=64 persist_layer_norm=true \
+         persist_layer_norm=false qk_clip_alpha=0.5 qk_clip_threshold=100 softmax_type=vanilla \
+         tp_comm_bulk_dgrad=true tp_comm_bulk_wgrad=true tp_comm_overlap_ag=true tp_comm_overlap_rs=true \
+         tp_comm_split_ag=true tp_comm_split_rs=true use_mamba_mem_eff_path=true",
     ),
-    ("optimizer", &[("grad_norm_skip_threshold", "inf")]),
-    ("logger", &[("mlflow_log_artifacts", "true")]),
+    ("optimizer", "grad_norm_skip_threshold=inf"),
+    ("logger", "mlflow_log_artifacts=true"),
     (
         "tokenizer",
-        &[
-            ("make_vocab_size_divisible_by", "1"),
-            ("null_tokenizer_pad_id", "-1"),
-            ("pad_vocab_size", "true"),
-            ("tensor_model_parallel_size", "1"),
-            ("tokenizer_sentencepiece_ignore_extra_whitespaces", "true"),
-        ],
+        "make_vocab_size_divisible_by=1 null_tokenizer_pad_id=-1 pad_vocab_size=true tensor_model_parallel_size=1 \
+         tokenizer_sentencepiece_ignore_extra_whitespaces=true",
     ),
-    (
-        "checkpoint",
-        &[
-            ("ckpt_load_validate_sharding_integrity", "true"),
-            ("dist_ckpt_workers", "1"),
-            ("hf_save_every_n_ranks", "1"),
-        ],
-    ),
-    ("ddp", &[("megatron_fsdp_version", "1"), ("preserve_fp32_weights", "true")]),
+    ("checkpoint", "ckpt_load_validate_sharding_integrity=true dist_ckpt_workers=1 hf_save_every_n_ranks=1"),
+    ("ddp", "megatron_fsdp_version=1 preserve_fp32_weights=true"),
 ];
 
 /// Fields without a setting here that only ask for speed or memory, by section; `*` ends a prefix.
@@ -224,7 +174,8 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     if HANDLES.iter().any(|(of, names)| *of == section && names.split_whitespace().any(|name| name == key)) {
         return Fate::Handle;
     }
-    let rows = DEFAULTS.iter().filter(|(of, _)| *of == section).flat_map(|(_, rows)| *rows);
+    let rows = DEFAULTS.iter().filter(|(of, _)| *of == section).flat_map(|(_, rows)| rows.split_whitespace());
+    let rows = rows.filter_map(|row| row.split_once('='));
     let defaults = rows.filter(|(name, _)| *name == key).map(|(_, text)| overrides::value_of(text));
     let defaults: Vec<_> = defaults.collect();
     let function = FUNCTIONS.iter().find(|(name, _)| *name == key && section == "model");
@@ -276,7 +227,7 @@ pub(super) fn is_same(left: &Node, right: &Node) -> bool {
     };
     left == right
         || (left.is_null() && right.is_null())
-        || number_of(left).is_some_and(|value| Some(value) == number_of(right))
+        || left.number().is_some_and(|value| Some(value) == right.number())
         || text(left).is_some_and(|value| Some(value) == text(right))
 }
 

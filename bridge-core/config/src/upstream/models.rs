@@ -3,7 +3,7 @@
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
-use super::entries::{is_true, number, number_of, rename, set, take, text, value};
+use super::entries::{is_true, number, rename, set, take, text, value};
 
 /// YaRN's fields of latent attention, and the settings of the same meaning.
 const LATENT_YARN: [(&str, &str); 6] = [
@@ -97,7 +97,7 @@ fn gemma(class: &str, entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> 
         if value(entries, "window_size").is_some() {
             set(entries, "window_attn_skip_freq", Data::Int(2));
         }
-        if let Some(size) = take(entries, "query_pre_attn_scalar").and_then(|entry| number_of(&entry.node)) {
+        if let Some(size) = take(entries, "query_pre_attn_scalar").and_then(|entry| entry.node.number()) {
             set(entries, "softmax_scale", Data::Float(1.0 / size.sqrt()));
         }
     }
@@ -113,7 +113,7 @@ fn gemma(class: &str, entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> 
         }
         // Linear interpolation of layers without a window, although the field's name is that of
         // Llama 3's scaling.
-        if let Some(factor) = take(entries, "rope_scaling_factor").and_then(|entry| number_of(&entry.node))
+        if let Some(factor) = take(entries, "rope_scaling_factor").and_then(|entry| entry.node.number())
             && factor != 1.0
         {
             set(entries, "seq_len_interpolation_factor", Data::Float(factor));
@@ -125,8 +125,8 @@ fn gemma(class: &str, entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> 
         let pattern = take(entries, "interleaved_attn_pattern");
         match pattern.as_ref().map(|entry| &entry.node.data) {
             None | Some(Data::Null) => {}
-            Some(Data::List(counts)) if matches!(counts.as_slice(), [_, global] if number_of(global) == Some(1.0)) => {
-                let period = number_of(&counts[0]).unwrap_or(0.0) + 1.0;
+            Some(Data::List(counts)) if matches!(counts.as_slice(), [_, global] if global.number() == Some(1.0)) => {
+                let period = counts[0].number().unwrap_or(0.0) + 1.0;
                 set(entries, "window_attn_skip_freq", Data::Int(period as i128));
             }
             Some(_) => {

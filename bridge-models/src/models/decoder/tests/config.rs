@@ -160,7 +160,7 @@ fn errors_name_the_key() {
                 c.moe_aux_loss_coeff = OneOrMany::Many(vec![0.1]);
             }),
         ),
-        ("model.fp16_lm_cross_entropy", Box::new(|c| c.fp16_lm_cross_entropy = true)),
+        ("model.fp16_lm_cross_entropy", Box::new(|c| c.refused.set("fp16_lm_cross_entropy", true))),
         (
             "model.qk_layernorm_scope",
             Box::new(|c| {
