@@ -308,7 +308,7 @@ fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
         let logits = Buffer::from_tensor(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
         let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
         let mask = Buffer::from_tensor(&mask_n.clone().narrow(0, start, count))?;
-        losses.push(launch(&logits, v, (&targets, &mask), problem).tensor::<1>());
+        losses.push(launch(&logits, v, &targets, &mask, problem).tensor::<1>());
         let grad_logits: Tensor<2> = logits.tensor();
         if wanted[0] {
             grad_x.push(linear(grad_logits.clone(), weight_vc.clone().transpose(), None));

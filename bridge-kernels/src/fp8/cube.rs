@@ -221,12 +221,12 @@ pub(super) struct Room {
 impl Room {
     /// For the codes of `x`, a matrix of this shape.
     pub fn along(x: &Buffer, shape: [usize; 2], format: Fp8Format) -> Self {
-        Self::new((x, shape), shape, false, format)
+        Self::new(x, shape, shape, false, format)
     }
 
     /// For the codes of the transpose of `x`, a matrix of this shape.
     pub fn across(x: &Buffer, [rows, columns]: [usize; 2], format: Fp8Format) -> Self {
-        Self::new((x, [rows, columns]), [columns, rows], true, format)
+        Self::new(x, [rows, columns], [columns, rows], true, format)
     }
 
     fn new(x: &Buffer, shape: [usize; 2], [rows, sums]: [usize; 2], is_across: bool, format: Fp8Format) -> Self {

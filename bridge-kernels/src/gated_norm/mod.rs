@@ -32,7 +32,7 @@ pub fn gated_rms_norm(
     assert_eq!(weight_c.dims(), [c], "gated_rms_norm: a weight for each channel");
     assert!(groups > 0 && c.is_multiple_of(groups), "gated_rms_norm: {c} channels in {groups} groups");
     #[cfg(feature = "cube")]
-    if let Some(y) = cube::gated_rms_norm(&x_btc, &z_btc, &weight_c, (groups, epsilon)) {
+    if let Some(y) = cube::gated_rms_norm(&x_btc, &z_btc, &weight_c, groups, epsilon) {
         return y;
     }
     flex::gated_rms_norm(&x_btc, &z_btc, &weight_c, groups, epsilon)

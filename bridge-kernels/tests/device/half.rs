@@ -81,7 +81,7 @@ fn operations_on_sequences_round_once() {
         causal_conv::cube::causal_conv(x, &weight, Some(&bias), None).expect("it applies")
     });
     check("gated_rms_norm", [2, 7, 5], |x| {
-        gated_norm::cube::gated_rms_norm(x, &exact(4, [2, 7, 5], x), &bias, (1, 1e-5)).expect("it applies")
+        gated_norm::cube::gated_rms_norm(x, &exact(4, [2, 7, 5], x), &bias, 1, 1e-5).expect("it applies")
     });
     // Two heads of three channels, a group, states of four.
     let options =

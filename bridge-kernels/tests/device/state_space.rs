@@ -50,7 +50,7 @@ fn gated_norm() {
             inputs: vec![values(1, n * c), values(2, n * c), values(3, c)],
             fused: &|v, _| {
                 let [x, z] = taken(v);
-                let y = norm::gated_rms_norm(&x, &z, &v[2], (groups, epsilon));
+                let y = norm::gated_rms_norm(&x, &z, &v[2], groups, epsilon);
                 y.expect("it applies").reshape([n * c])
             },
             reference: &|v, _| {
@@ -78,7 +78,7 @@ fn gated_norm_of_views() {
     let [x, z] = [(1, 2), (0, 3)].map(|(batch, column)| all.clone().narrow(0, batch, 1).narrow(2, column, 3));
     let weight = tensor(&values(3, 5), [5], &device()).narrow(0, 2, 3);
     let expected = gated_rms_norm_reference(x.clone(), z.clone(), weight.clone(), 1, 1e-5);
-    let y = norm::gated_rms_norm(&x, &z, &weight, (1, 1e-5)).expect("it applies");
+    let y = norm::gated_rms_norm(&x, &z, &weight, 1, 1e-5).expect("it applies");
     assert_close("slices", &read(y.clone()), &read(expected), 2e-6);
     assert_eq!(read(gated_rms_norm(x, z, weight, 1, 1e-5)), read(y), "the public function takes the kernel");
 }
