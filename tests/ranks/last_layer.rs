@@ -82,9 +82,9 @@ fn train(folder: &Path, head: LinearForLastLayer, recipe: &str, ranks: usize, ov
 
 const THREE: LinearForLastLayer = LinearForLastLayer { output_size: 3, bias: true, dropout: 0.0 };
 
-fn run(head: LinearForLastLayer, what: (&str, usize, &[&str])) -> (Vec<f64>, Vec<f64>) {
+fn run(head: LinearForLastLayer, (recipe, ranks, overrides): (&str, usize, &[&str])) -> (Vec<f64>, Vec<f64>) {
     let folder = tempfile::tempdir().unwrap();
-    train(folder.path(), head, what.0, what.1, what.2);
+    train(folder.path(), head, recipe, ranks, overrides);
     figures(folder.path())
 }
 

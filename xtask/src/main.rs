@@ -85,7 +85,7 @@ fn main() -> Result<ExitCode> {
     }
 }
 
-/// Settings that need a part of `bridge` behind a feature.
+/// Settings that need a cargo feature of `bridge-cli`, with that feature.
 const OPTIONAL_PARTS: [(&str, &str); 4] = [
     ("custom_manager_class", "object-stores"),
     ("prometheus_addr", "prometheus"),
@@ -93,8 +93,8 @@ const OPTIONAL_PARTS: [(&str, &str); 4] = [
     ("otlp_endpoint", "trackers"),
 ];
 
-/// Features of the optional parts that a command line of `bridge` asks for, itself or by the
-/// recipes it names. If only the base of a recipe asks, `bridge` reports the feature.
+/// Cargo features that a command line of `bridge` needs, for its command, its overrides or the
+/// recipes that it names. If only the base of a recipe needs a feature, `bridge` reports it.
 fn optional_features(arguments: &[String]) -> Vec<String> {
     let is_recipe = |path: &&String| ["toml", "yaml", "yml", "json"].iter().any(|kind| path.ends_with(kind));
     let recipes = arguments.iter().filter(is_recipe).filter_map(|path| std::fs::read_to_string(path).ok());
@@ -106,6 +106,7 @@ fn optional_features(arguments: &[String]) -> Vec<String> {
     };
     let settings = OPTIONAL_PARTS.iter().filter(|(setting, _)| text.contains(setting)).map(|(_, feature)| *feature);
     let mut features: Vec<String> = settings.chain(command).map(str::to_owned).collect();
+    // Equal features are neighbours: `OPTIONAL_PARTS` ends with the feature of `runs send`.
     features.dedup();
     features
 }

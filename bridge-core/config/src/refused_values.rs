@@ -1,5 +1,5 @@
-//! Values of settings that have no field, because they are refused as a whole: their types, reading
-//! and writing. The reasons are in `refusal`.
+//! Values of settings that have no field, because every value but a neutral one is refused: their
+//! types, reading and writing. The reasons are in `refusal`.
 
 use std::collections::BTreeMap;
 
@@ -8,18 +8,17 @@ use super::node::{Data, Node};
 use super::reader::Reader;
 use super::spec::{TypeSpec, is_null_word};
 
-/// Values of the settings of one section that are refused as a whole; a setting that is not in it
-/// has its default.
+/// Values of the refused settings of one section. A setting that is not in the map has its default.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RefusedValues(BTreeMap<&'static str, Node>);
 
 impl RefusedValues {
-    /// Sets a value, which `finalize` refuses unless it asks for nothing.
+    /// Sets the value of the refused setting `name`. `finalize` reports it unless it has no effect.
     pub fn set(&mut self, name: &'static str, value: impl Field) {
         self.0.insert(name, value.write());
     }
 
-    /// Gives settings their default.
+    /// Resets the settings `names` to their defaults.
     pub(super) fn reset(&mut self, names: &[&str]) {
         self.0.retain(|name, _| !names.contains(name));
     }
@@ -43,7 +42,7 @@ impl RefusedValues {
     }
 }
 
-/// Default of a refused setting, which says the type of its values.
+/// Default of a refused setting, which also gives the type of its values.
 pub(super) trait RefusedDefault {
     fn read(&self, node: &Node, reader: &mut Reader<'_>) -> Option<Node>;
     fn write(&self) -> Node;

@@ -72,8 +72,8 @@ pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], rea
 /// ([`Concerns`](super::spec::Concerns)).
 ///
 /// A row `refused @mark name = default, "doc", attributes => refusal;` has no field: only values
-/// that ask for nothing are accepted, and the section's
-/// [`RefusedValues`](super::refused_values::RefusedValues) keep them.
+/// without effect are accepted. [`RefusedValues`](super::refused_values::RefusedValues) of the
+/// section keeps them. Such a row follows a row with a field.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+
@@ -90,7 +90,7 @@ macro_rules! section {
         #[allow(non_snake_case, reason = "a few of upstream's names are not snake case")]
         $vis struct $Name {
             $( $(#[doc = $doc])+ pub $field: $ty, )+
-            /// Settings that are refused unless they ask for nothing.
+            /// Values of settings that are refused unless they have no effect.
             pub refused: $crate::refused_values::RefusedValues,
         }
 

@@ -44,7 +44,7 @@ struct Entry {
 }
 
 impl Boundary {
-    /// One tensor, which a segment made.
+    /// Boundary of the single tensor `name`.
     pub fn single(name: &'static str, tensor: Tensor<3>) -> Self {
         Self::default().with(name, tensor)
     }

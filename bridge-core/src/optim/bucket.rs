@@ -197,7 +197,7 @@ pub struct ShardCounts {
 }
 
 impl ShardCounts {
-    /// The number for one kind.
+    /// Number of shards for one kind of replica group.
     pub fn count_for(self, replicas: ReplicaGroup) -> usize {
         match replicas {
             ReplicaGroup::Dense => self.dense,

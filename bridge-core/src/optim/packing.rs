@@ -25,7 +25,7 @@ impl Packing<'_> {
         if x.dtype() == self.dtype { x } else { x.cast(FloatDType::from(self.dtype)) }
     }
 
-    /// Tensor of a parameter; zeros without one.
+    /// `value` in the dtype of the packing; `len` zeros without a value.
     fn tensor_or_zeros(self, value: Option<Tensor<1>>, len: usize) -> Tensor<1> {
         value.map_or_else(|| self.zeros([len]), |value| self.cast(value))
     }

@@ -85,7 +85,7 @@ impl SectionLimits {
         }
     }
 
-    /// The limit of a section; `None` for a rank that is done.
+    /// Limit of a section in seconds; `None` for a rank that is done.
     pub fn seconds(&self, section: Section) -> Option<f64> {
         match section {
             Section::Setup => Some(self.setup),

@@ -1,5 +1,5 @@
-//! Errors that several rooms make, and the classes of errors. A room's own errors are in its
-//! `error.rs`.
+//! Errors that several rooms (modules of `train`) make, and the classes of errors. The errors of a
+//! single room are in the `error.rs` of that room.
 
 use std::path::PathBuf;
 
@@ -8,25 +8,25 @@ use bridge_dist::comm::CommError;
 use crate::config::{ConfigError, ConfigErrors};
 use crate::logging::{OpenError, SinkError};
 
-/// Errors that several rooms of the loop make.
+/// Errors that several rooms of the training loop make.
 #[derive(thiserror::Error)]
 pub enum CommonError {
-    /// The configuration, with all its problems.
+    /// The configuration is invalid; all problems are listed.
     #[error(transparent)]
     Config(#[from] ConfigErrors),
-    /// An operation between ranks.
+    /// An operation between ranks failed.
     #[error("{0}")]
     Communication(#[from] CommError),
-    /// Another rank could not go on, and said why.
+    /// Another rank failed, and reported the reason itself.
     #[error("stopped because rank {rank} failed while {doing}; its own message says why")]
     OtherRank {
         /// The first rank that failed.
         rank: usize,
         /// Activity of all ranks.
         doing: String,
-        /// True if the input is at fault.
+        /// True if the user's input is at fault.
         is_bad_input: bool,
-        /// The same as a communication error.
+        /// The failure of that rank as a communication error.
         source: CommError,
     },
     /// A log cannot be written, is damaged, or cannot have the figures that a setting asks for.
@@ -57,29 +57,29 @@ impl From<ConfigError> for CommonError {
 }
 
 impl CommonError {
-    /// A log file that cannot be written.
+    /// Error of a log file that cannot be written; `what` names the log.
     pub(in crate::train) fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
         Self::Log(OpenError::Log { what: what.into(), source: error.into() })
     }
 
-    /// A setting of a log that cannot be followed.
+    /// Error of a setting of logs that cannot be satisfied.
     pub(in crate::train) fn setting(key: &'static str, message: String) -> Self {
         Self::Log(OpenError::Setting { key, message })
     }
 }
 
-/// Class of an error: who is at fault, whatever the room.
+/// Class of an error: the party at fault, the same for errors of all rooms.
 #[derive(Clone, Copy, Debug)]
 pub enum ErrorClass<'a> {
-    /// The recipe, with all its problems.
+    /// The recipe is invalid; all problems are listed.
     Config(&'a ConfigErrors),
     /// Other input of the user.
     BadInput,
-    /// An operation between ranks.
+    /// An operation between ranks failed.
     Communication(&'a CommError),
-    /// Another rank; true if the input is at fault.
+    /// Another rank failed; true if the user's input is at fault.
     OtherRank(bool),
-    /// The run, or the machine.
+    /// The run or the machine failed.
     Failed,
 }
 
@@ -94,8 +94,9 @@ pub trait Classified {
     }
 }
 
-/// Implements conversions, class and `Debug` of a room's error. What converts to [`CommonError`]
-/// converts to it; its class is that of the room's error that it wraps, or else that of an arm.
+/// Implements conversions, [`Classified`] and `Debug` for the error type of a room. Every type that
+/// converts to [`CommonError`] converts to the room's error. Variants in the list after `wraps`
+/// have the class of the wrapped error; the arms give the class of the other variants.
 macro_rules! room_error {
     ($error:ident, wraps $($wrapped:ident),+; $($arms:tt)+) => {
         impl<E: Into<$crate::train::error::CommonError>> From<E> for $error {

@@ -45,10 +45,10 @@ impl CudaFabric {
         Ok(Self { context })
     }
 
-    /// Joins the communicator `id`. All its ranks call this together.
-    pub fn wire(&self, id: [u8; ID_BYTES], place: (i32, i32), timeout: Duration) -> Result<Wire, CarrierError> {
+    /// Joins the communicator `id` as one of `size` ranks. All its ranks call this together.
+    pub fn wire(&self, id: [u8; ID_BYTES], (rank, size): (i32, i32), timeout: Duration) -> Result<Wire, CarrierError> {
         self.context.bind_to_thread().map_err(driver)?;
-        let raw = RawComm::join(id, place.0, place.1, timeout)?;
+        let raw = RawComm::join(id, rank, size, timeout)?;
         let stream = self.context.new_stream().map_err(driver)?;
         let raw = Arc::new(Mutex::new(raw));
         Ok(Wire {

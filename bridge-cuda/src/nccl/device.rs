@@ -180,10 +180,10 @@ impl<'a> DeviceCollectives<'a> {
     pub fn all_reduce(&self, data: &mut DeviceBufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
         self.staged.member.speaker().check_reduce(&signature)?;
-        let spans = (data.span, data.span);
+        let span = data.span;
         // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective`
         // waits for.
-        self.collective(&signature, |group, stream| unsafe { group.all_reduce(spans.0, spans.1, op, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.all_reduce(span, span, op, stream) })
     }
 
     /// Reduces over all ranks and leaves the `rank`-th of `size` equal parts in `output`.
@@ -197,9 +197,9 @@ impl<'a> DeviceCollectives<'a> {
         op: ReduceOp,
     ) -> Result<(), CommError> {
         let signature = self.staged.member.speaker().reduce_scatter(input, &*output, op)?;
-        let spans = (input.span, output.span);
+        let (from, to) = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
-        self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(spans.0, spans.1, op, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(from, to, op, stream) })
     }
 
     /// Concatenates the inputs of all ranks in rank order.
@@ -208,9 +208,9 @@ impl<'a> DeviceCollectives<'a> {
     /// See [`CommErrorKind`]; `output` must be `size` times as long as `input`.
     pub fn all_gather(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
         let signature = self.staged.member.speaker().all_gather(input, &*output)?;
-        let spans = (input.span, output.span);
+        let (from, to) = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
-        self.collective(&signature, |group, stream| unsafe { group.all_gather(spans.0, spans.1, stream) })
+        self.collective(&signature, |group, stream| unsafe { group.all_gather(from, to, stream) })
     }
 
     /// Copies `root`'s data to all ranks.

@@ -103,8 +103,8 @@ impl Signature {
     }
 
     /// A message of a buffer, given by its type and length, to or from rank `peer`.
-    pub const fn message(kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Self {
-        Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, buffer.0, buffer.1) }
+    pub const fn message(kind: OpKind, (dtype, len): (DType, usize), peer: usize, tag: u32) -> Self {
+        Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, dtype, len) }
     }
 
     /// The same operation of device memory.

@@ -115,7 +115,7 @@ pub fn mlp_reference(x_mc: Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> Ten
 /// alike.
 fn nothing(x_mi: Tensor<2>, layers: &[&GroupedLinear]) -> Tensor<2> {
     let outputs = layers.last().map_or(0, |layer| layer.outputs());
-    let options = (x_mi.device().without_autodiff(), x_mi.dtype());
+    let (device, dtype) = (x_mi.device().without_autodiff(), x_mi.dtype());
     let mut shapes = vec![x_mi.dims().to_vec()];
     let mut inputs = vec![x_mi.into_dispatch()];
     for layer in layers {
@@ -123,11 +123,11 @@ fn nothing(x_mi: Tensor<2>, layers: &[&GroupedLinear]) -> Tensor<2> {
         shapes.extend(layer.biases_o.iter().map(|bias| bias.dims().to_vec()));
         inputs.extend(layer.inputs());
     }
-    let y = Tensor::<2>::zeros([0, outputs], (&options.0, options.1));
+    let y = Tensor::<2>::zeros([0, outputs], (&device, dtype));
     vjp::attach(y, inputs, move |_: Tensor<2>| {
         let zeros = |shape: &Vec<usize>| match shape[..] {
-            [rows, columns] => Tensor::<2>::zeros([rows, columns], (&options.0, options.1)).into_dispatch(),
-            _ => Tensor::<1>::zeros([shape[0]], (&options.0, options.1)).into_dispatch(),
+            [rows, columns] => Tensor::<2>::zeros([rows, columns], (&device, dtype)).into_dispatch(),
+            _ => Tensor::<1>::zeros([shape[0]], (&device, dtype)).into_dispatch(),
         };
         shapes.iter().map(zeros).collect()
     })

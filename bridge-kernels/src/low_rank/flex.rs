@@ -40,8 +40,8 @@ pub(crate) fn linear_low_rank<const D: usize>(
     let x_matrix = Matrix::new(x_values.slice(), rows, num_inputs);
     let u = held.with(|branches| branches.inner(x_matrix));
     let (bias_slice, added) = (bias.as_ref().map(Values::slice), added.as_ref().map(Values::slice));
-    let of_product = if factors.is_some() { (None, None) } else { (bias_slice, added) };
-    let mut z = weight.forward(x_matrix, of_product.0, of_product.1);
+    let (product_bias, product_added) = if factors.is_some() { (None, None) } else { (bias_slice, added) };
+    let mut z = weight.forward(x_matrix, product_bias, product_added);
     held.with(|branches| branches.add(&u, &mut z, outputs));
     let (y, scaled) = match &factors {
         None => (tensor(z, shape), None),

@@ -270,9 +270,9 @@ fn norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
-    kind: (f64, bool),
+    (epsilon, centred): (f64, bool),
 ) -> Option<Tensor<D>> {
-    let (y, normed) = forward_of(x, weight_c, bias_c, kind.0, kind.1)?;
+    let (y, normed) = forward_of(x, weight_c, bias_c, epsilon, centred)?;
     Some(vjp::attach_some(y.tensor(), inputs(x, weight_c, bias_c), move |dy: Tensor<D>| {
         normed.gradients(&Buffer::of_gradient(dy), None)
     }))
@@ -283,9 +283,9 @@ fn residual_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
-    kind: (f64, bool),
+    (epsilon, centred): (f64, bool),
 ) -> Option<(Tensor<D>, Tensor<D>)> {
-    let (y, normed) = forward_of(x, weight_c, bias_c, kind.0, kind.1)?;
+    let (y, normed) = forward_of(x, weight_c, bias_c, epsilon, centred)?;
     let outputs = vec![y.tensor::<D>().into_dispatch(), x.clone().without_autodiff().into_dispatch()];
     let mut outputs = vjp::attach_all(outputs, inputs(x, weight_c, bias_c), move |gradients| {
         let mut gradients = gradients.into_iter();

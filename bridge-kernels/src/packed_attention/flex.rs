@@ -37,7 +37,7 @@ pub(crate) fn packed_attention(
         None => None,
     };
     let turn = match rotary {
-        Some(rotary) => Some(Turn::new(rotary.0, rotary.1, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
+        Some((table, positions)) => Some(Turn::new(table, positions, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
         None => None,
     };
     if let Some(turn) = &turn {

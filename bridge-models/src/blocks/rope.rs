@@ -63,7 +63,7 @@ pub(crate) struct LayerTables {
 }
 
 impl LayerTables {
-    /// The table of a layer with this window.
+    /// Rotary table of layers with the sliding window `window`.
     pub fn for_window(&self, window: Option<usize>) -> &RotaryTable {
         self.windowed.as_ref().filter(|_| window.is_some()).unwrap_or(&self.usual)
     }

@@ -71,8 +71,8 @@ pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.model_type() == model_type)
 }
 
-/// The family that can hold this decoder: that of the folder it came from, by its `model_type`, or
-/// else the first that can.
+/// Hugging Face family that can hold a decoder: the family of the model type `origin` if it can, or
+/// else the first family that can.
 ///
 /// # Errors
 /// If no family fits: gives the reason of each family.

@@ -256,7 +256,7 @@ impl WeightMap {
         Self::from_shapes(family, &is_of, shapes.collect(), sizes, experts)
     }
 
-    /// The map of parameters with these names and shapes: in time that is linear in their number.
+    /// Map of parameters with these names and shapes, in time linear in their number.
     fn from_shapes(
         family: &Family,
         is_of: &dyn Fn(&WeightRule) -> bool,

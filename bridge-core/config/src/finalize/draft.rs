@@ -120,7 +120,7 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// True if a value was refused by itself; it is wrong beside any other settings.
+    /// True if the value of `key` was refused for another reason than a conflict.
     pub fn is_refused(&self, key: &str) -> bool {
         self.errors.iter().any(|error| error.key == key && error.kind != ErrorKind::Conflict)
     }
@@ -130,13 +130,13 @@ impl<'r> Draft<'r> {
         self.raw.is_explicit(key)
     }
 
-    /// True if the user wrote a setting of a table.
+    /// True if the user wrote the setting `name` of `table`.
     pub fn is_stated(&self, table: &str, name: &str) -> bool {
         self.is_explicit(&format!("{table}.{name}"))
     }
 
-    /// The key that the user wrote for the value of `key`: itself, or what sets it in a table, or
-    /// the table.
+    /// The key that the user wrote to set `key`: `key` itself, the setting of a preset table that
+    /// is copied to it, or that table. `key` if the user wrote none of them.
     pub fn written(&self, key: &str) -> String {
         let (section, name) = key.split_once('.').unwrap_or(("", key));
         let copy = COPIES.iter().find(|(to, _, names)| *to == section && names.contains(&name));
@@ -144,7 +144,7 @@ impl<'r> Draft<'r> {
         table.into_iter().flatten().find(|key| self.is_explicit(key)).unwrap_or_else(|| key.to_owned())
     }
 
-    /// The current value of a setting of a section.
+    /// The current value of the setting `key` (`section.name`).
     pub fn value(&self, key: &str) -> Option<Node> {
         let (section, name) = key.split_once('.')?;
         match section {
@@ -157,7 +157,7 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// Sets a setting of a section that presets and old names set.
+    /// Sets `key` in one of the sections that presets and old names write to.
     pub fn set(&mut self, key: &str, value: &Node) {
         let (section, name) = key.split_once('.').unwrap_or(("", key));
         let mut reader = Reader::new(self.raw.kinds());

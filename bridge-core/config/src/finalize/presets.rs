@@ -183,7 +183,7 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         for name in *names {
             let value = config.value(name).unwrap_or_else(Node::null);
             let is_stated = match *name {
-                // The mode says these.
+                // The mode sets these.
                 "fp16" | "bf16" => None,
                 "pipeline_dtype" | "autocast_dtype" | "fp8" | "loss_scale" => (!value.is_null()).then_some(true),
                 name if preset.draft.is_stated(table, name) => Some(true),

@@ -10,10 +10,10 @@ use super::super::refused_values::one_or_null;
 use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
-/// Replicas that shard optimizer state.
+/// Condition: replicas shard optimizer state.
 const SHARDED: &str = "ddp.use_distributed_optimizer | optimizer.use_distributed_optimizer | \
                        ddp.data_parallel_sharding_strategy != no_shard: nothing is sharded otherwise";
-/// Fully sharded data parallelism, by any of its names.
+/// Condition: fully sharded data parallelism, under any of the names of the setting.
 const FSDP: &str = "ddp.use_megatron_fsdp | dist.use_megatron_fsdp | ddp.use_custom_fsdp";
 
 section! {

@@ -9,9 +9,9 @@ use super::super::refusal::no_counterpart;
 use super::super::rule::idle_unless;
 use super::super::section::section;
 
-/// Lines and figures of training steps.
+/// Condition: lines and figures of training steps are written.
 const LOGGED: &str = "logger.skip_train_metrics_log != true: steps are not logged";
-/// Reports of memory.
+/// Condition: memory is reported.
 const MEMORY: &str = "logger.log_memory_to_tensorboard | logger.log_memory_interval";
 
 section! {

@@ -10,7 +10,7 @@ use crate::optimizer_rules::NAMES;
 /// Learning rates above this overflow every parameter in a few steps.
 const LEARNING_RATE: Limits = Limits::between(0.0, 1000.0);
 
-/// A scale of losses that stays as it is.
+/// Condition: the loss scale is constant.
 const CONSTANT: &str = "optimizer.loss_scale: it is about the dynamic loss scale";
 
 section! {

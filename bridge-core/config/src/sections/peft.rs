@@ -8,7 +8,7 @@ use super::super::refusal::{no_counterpart, not_built};
 use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
 
-/// Products with quantized weights.
+/// Condition: the device multiplies with quantized weights.
 const ON_CPU: &str = "device = flex | = cpu: only the CPU has products with quantized weights";
 const IN_FLOAT32: &str = "model.params_dtype = float32: products with quantized weights are computed in float32 alone";
 const PARAMETERS_SHARDED: &str = "ddp.data_parallel_sharding_strategy = optim_grads_params: ranks own runs of \

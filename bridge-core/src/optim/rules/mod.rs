@@ -34,7 +34,7 @@ pub fn named(name: &str) -> Option<&'static Rule> {
     RULES.iter().find(|rule| rule.declared.name == name)
 }
 
-/// The rule of a name that a finalized configuration has.
+/// Update rule of an optimizer name in a finalized configuration.
 ///
 /// # Panics
 /// Never: each rule that recipes can name has its file, as a test says.

@@ -1,4 +1,4 @@
-//! Errors of the data of a run.
+//! Errors of reading the data of a run.
 
 use bridge_data::DataError;
 use bridge_data::tokenizer::TokenizerError;
@@ -9,10 +9,10 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// Why the data of a run cannot be read.
 #[derive(thiserror::Error)]
 pub enum InputError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
-    /// Data.
+    /// A dataset cannot be read or prepared.
     #[error(transparent)]
     Data(#[from] DataError),
     /// The data holds a token that the model does not know.
@@ -20,15 +20,15 @@ pub enum InputError {
         "the data holds token id {id}, and the model knows ids below {vocab_size} (model.vocab_size); was it packed with another tokenizer?"
     )]
     UnknownToken {
-        /// The id.
+        /// Token id that was found.
         id: i64,
         /// Size of the model's vocabulary, padding included.
         vocab_size: usize,
     },
-    /// The tokenizer.
+    /// A tokenizer cannot be read or trained.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// Batch sizes.
+    /// Batch sizes do not fit each other or the ranks.
     #[error(transparent)]
     BatchSize(#[from] BatchSizeError),
 }

@@ -31,7 +31,7 @@ pub(in crate::train) struct InputFingerprints {
     models: BTreeMap<String, AdapterBase>,
 }
 
-/// Fingerprint of the examples of a split.
+/// Fingerprint of the examples of one split.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::train) struct Examples {
     examples: u64,
@@ -41,7 +41,7 @@ pub(in crate::train) struct Examples {
 }
 
 impl Examples {
-    /// Fingerprint of the examples of a report.
+    /// Fingerprint of the examples that `report` counts.
     pub fn from_report(report: &ExamplesReport) -> Self {
         Self { examples: report.examples, bytes: report.bytes, digest: report.digest.clone() }
     }
@@ -63,7 +63,7 @@ pub(in crate::train) struct Resumed<'a> {
 }
 
 impl InputFingerprints {
-    /// Fingerprints of these examples and this tokenizer.
+    /// Fingerprints of `examples` by split, and of `tokenizer`.
     pub fn from_examples(examples: BTreeMap<String, Examples>, tokenizer: Option<&dyn Tokenizer>) -> Self {
         let special = |tokenizer: &dyn Tokenizer| {
             let ids = [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eod()), ("pad_token", tokenizer.pad())];

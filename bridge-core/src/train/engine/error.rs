@@ -1,4 +1,4 @@
-//! Errors of building models and of passes.
+//! Errors of building models, and of forward and backward passes.
 
 use bridge_kernels::graph::GraphError;
 
@@ -6,34 +6,34 @@ use crate::model::ModelBuildError;
 use crate::train::engine::pipeline::PipelineError;
 use crate::train::error::{CommonError, ErrorClass, room_error};
 
-/// Why a model cannot be built for its ranks, or a pass cannot be made.
+/// Why a model cannot be built for its ranks, or a forward or backward pass fails.
 #[derive(thiserror::Error)]
 pub enum EngineError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
-    /// A pass over micro-batches.
+    /// A pass over micro-batches fails.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
-    /// The model.
+    /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelBuildError),
-    /// Forward and backward of a micro-batch cannot be recorded as a graph, or replayed.
+    /// Forward and backward of a micro-batch cannot be recorded as a CUDA graph, or replayed.
     #[error("model.cuda_graph_impl = \"local\": recording or replaying a micro-batch failed: {0}")]
     Graph(#[from] GraphError),
-    /// The forward step of the run does not go with graphs.
+    /// The forward step of the run cannot be recorded as a CUDA graph.
     #[error(
         "model.cuda_graph_impl = \"local\": the forward step of this run cannot be recorded: expected one whose \
          `ForwardStep::is_recordable` is true"
     )]
     NotRecordable,
-    /// The data of the run do not go with graphs.
+    /// Micro-batches have extra tensors, which CUDA graphs do not take as inputs.
     #[error(
         "model.cuda_graph_impl = \"local\": micro-batches have the extra tensors {found}: expected tokens, labels, masks, positions and \
          documents alone"
     )]
     ExtraTensors {
-        /// Names that were found.
+        /// Names of the extra tensors.
         found: String,
     },
 }

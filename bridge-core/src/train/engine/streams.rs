@@ -10,7 +10,7 @@ use crate::model::{Boundary, HIDDEN_STATES, Segment, SegmentRole};
 pub(in crate::train) enum Sort {
     /// Values that one segment passes to the next.
     Values,
-    /// The gradient of the loss with respect to it, times what the loss is scaled by.
+    /// Gradients of the loss with respect to the values, times the loss scale.
     Gradients,
 }
 
@@ -24,14 +24,19 @@ impl Sort {
     }
 }
 
-/// Looks at the residual stream before segment `index` of a chunk, where there is one.
-pub(in crate::train) fn look(inspector: &Inspector, at: (&[Segment], usize), sort: Sort, boundary: &Boundary) {
+/// Inspects the residual stream before segment `index` of a chunk, if `boundary` has one.
+pub(in crate::train) fn look(
+    inspector: &Inspector,
+    (segments, index): (&[Segment], usize),
+    sort: Sort,
+    boundary: &Boundary,
+) {
     if let Some(tensor) = boundary.get(HIDDEN_STATES) {
-        look_at(inspector, at.0, at.1, sort, tensor);
+        look_at(inspector, segments, index, sort, tensor);
     }
 }
 
-/// As [`look`], at the tensor itself.
+/// As [`look`], for the tensor itself.
 pub(in crate::train) fn look_at(inspector: &Inspector, all: &[Segment], index: usize, sort: Sort, tensor: &Tensor<3>) {
     let (before, after) = sort.kinds();
     let values = || numbers(tensor.clone());

@@ -7,18 +7,18 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// Why the ranks of a run could not be connected.
 #[derive(thiserror::Error)]
 pub enum RanksError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
-    /// Ranks on CUDA devices cannot exchange data by NCCL.
+    /// NCCL is not available to ranks on CUDA devices.
     #[error(
         "dist.distributed_backend = nccl: {message}; or set dist.distributed_backend = gloo to exchange through host memory"
     )]
     Nccl {
-        /// Why.
+        /// Reason.
         message: String,
     },
-    /// The ranks cannot be laid out, or could not make their groups.
+    /// The ranks do not fit the parallel sizes, or could not create their process groups.
     #[error(transparent)]
     Mesh(#[from] MeshSetupError),
     /// Ranks were started with different recipes.
@@ -29,9 +29,9 @@ pub enum RanksError {
         if others.len() == 1 { "has another" } else { "have others" }
     )]
     RecipesDiffer {
-        /// The rank that reports it.
+        /// Rank that reports the error.
         rank: usize,
-        /// The ranks whose recipe is not that of most ranks.
+        /// Ranks whose recipe differs from the recipe of most ranks.
         others: Vec<usize>,
         /// Number of ranks.
         size: usize,

@@ -13,33 +13,33 @@ use crate::train::unmatched::Unmatched;
 /// Why a run cannot save, or resume.
 #[derive(thiserror::Error)]
 pub enum ResumeError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
-    /// The data of the run, or a tokenizer.
+    /// The data of the run or a tokenizer cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// The model of a teacher.
+    /// The model of a teacher cannot be built.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// A subsystem cannot save or restore its state.
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
-    /// A checkpoint.
+    /// A checkpoint cannot be read or written.
     #[error(transparent)]
     Checkpoint(Box<CheckpointError>),
     /// A checkpoint was requested and none exists.
     #[error("{key}: there is no checkpoint in {}", path.display())]
     NoCheckpoint {
-        /// The setting that asks.
+        /// The setting that requests the checkpoint.
         key: &'static str,
         /// Folder that was searched.
         path: PathBuf,
     },
-    /// Weights of another program cannot be started from.
+    /// Weights of another program cannot be loaded.
     #[error("checkpoint.pretrained_checkpoint: {0}")]
     ForeignWeights(Box<dyn std::error::Error + Send + Sync>),
-    /// A checkpoint of an adapter, and a base that it does not belong to.
+    /// The checkpoint of an adapter was trained on another base.
     #[error(
         "checkpoint.pretrained_checkpoint: {}: expected the base of the adapter in {} ({expected}), found another ({found})",
         base.display(), checkpoint.display()
@@ -47,39 +47,39 @@ pub enum ResumeError {
     AnotherBase {
         /// The checkpoint of the adapter.
         checkpoint: PathBuf,
-        /// The base.
+        /// The base that was given.
         base: PathBuf,
-        /// The checksum that the checkpoint names.
+        /// Checksum of the base that the adapter was trained on.
         expected: String,
-        /// Base that was found.
+        /// Checksum of the base that was given.
         found: String,
     },
     /// The parameters of a checkpoint are not those of the model.
     #[error("{source}; {}", match settings.as_slice() {
-        [] => "no setting of [model] differs from the checkpoint's: is it of another kind of model?".to_owned(),
+        [] => "no setting of [model] differs from the checkpoint's: is the checkpoint of another kind of model?".to_owned(),
         settings => format!(
-            "of what shapes depend on, the recipe says something else than the checkpoint's run_config.toml: {}; set it as it is there",
+            "settings that shapes depend on differ from the checkpoint's run_config.toml: {}; set them as they are there",
             settings.join(", ")
         ),
     })]
     AnotherModel {
         /// The first parameter that does not fit.
         source: Box<CheckpointError>,
-        /// Settings that differ, with both values.
+        /// Settings of `[model]` that differ, with both values.
         settings: Vec<String>,
     },
     /// The names of parameters differ from those of a checkpoint.
     #[error(
-        "{} does not match the model: {unmatched} (checkpoint.dist_ckpt_strictness = log_all would go on, and say so)",
+        "{} does not match the model: {unmatched} (checkpoint.dist_ckpt_strictness = log_all continues with a warning)",
         path.display()
     )]
     Unmatched {
         /// The checkpoint.
         path: PathBuf,
-        /// In what they differ.
+        /// Names that only one of the two has.
         unmatched: Unmatched,
     },
-    /// The optimizer state in a checkpoint is another optimizer's or another model's.
+    /// The optimizer state in a checkpoint belongs to another optimizer or another model.
     #[error(
         "{}: {count} optimizer tensors do not belong to this run's optimizer, `{name}` among them \
          (checkpoint.load_optim = false starts with fresh moments){}",
@@ -89,30 +89,30 @@ pub enum ResumeError {
     ForeignOptimizerState {
         /// The checkpoint.
         path: PathBuf,
-        /// Name of one of them.
+        /// Name of one of the optimizer tensors that do not belong to this run.
         name: String,
-        /// Number of them.
+        /// Number of optimizer tensors that do not belong to this run.
         count: usize,
         /// Settings of the optimizer that differ from the checkpoint's, with both values.
         settings: Vec<String>,
     },
-    /// The schedule of a checkpoint.
+    /// The state of the schedule in a checkpoint cannot be restored.
     #[error(transparent)]
     SchedulerState(#[from] SchedulerStateError),
-    /// The loss scale of a checkpoint.
+    /// The loss scale in a checkpoint cannot be restored.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
     /// A folder cannot be written to.
     #[error("{key}: cannot use {}: {message}", path.display())]
     Folder {
-        /// The setting that names it.
+        /// The setting that names the folder.
         key: &'static str,
         /// The folder.
         path: PathBuf,
-        /// Why not.
+        /// Reason.
         message: String,
     },
-    /// The disk of a folder is full, or a quota is used up: another start may find room.
+    /// The disk of a folder is full, or a quota is used up. A restart may succeed.
     #[error("{key}: the disk of {} is full: {message}", path.display())]
     DiskFull {
         /// The setting that names the folder.
@@ -129,7 +129,7 @@ pub enum ResumeError {
         key: &'static str,
         /// The folder.
         path: PathBuf,
-        /// The other process's number.
+        /// Process ID of the other run.
         holder: String,
     },
 }

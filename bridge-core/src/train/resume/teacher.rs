@@ -1,4 +1,5 @@
-//! The teacher of a run: found before the run writes, compared with the model, built when that is.
+//! The teacher of a distillation: found before the run writes, compared with the model, and built
+//! after the model.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -32,9 +33,9 @@ pub(in crate::train) struct Teacher {
     checkpoint: Checkpoint,
     model: FinalModel,
     model_config: Box<dyn ModelConfig>,
-    /// Rows of its embedding.
+    /// Rows of the teacher's embedding.
     rows: usize,
-    /// Rows that the run's model has too; known when both are compared.
+    /// Rows that the run's model has too; set when the two models are compared.
     shared_rows: usize,
 }
 
@@ -57,7 +58,7 @@ pub(in crate::train) fn find(
     agreement::agree(groups, "opening the teacher", opened).map(Some)
 }
 
-/// Looks at the recipe of the teacher, and writes nothing.
+/// Checks the recipe of the teacher, and writes nothing.
 ///
 /// # Errors
 /// If the recipe names no teacher that can run on the ranks of this run.

@@ -15,62 +15,62 @@ use crate::train::resume::error::ResumeError;
 use crate::train::step::error::StepError;
 use crate::train::subsystems::error::SubsystemError;
 
-/// Why a run could not start or go on. [`Classified`](crate::train::Classified) says who is at
-/// fault.
+/// Why a run could not start or continue. [`Classified`](crate::train::Classified) tells errors of
+/// the user's input from failures.
 #[derive(thiserror::Error)]
 pub enum TrainError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
     /// The ranks cannot be connected.
     #[error(transparent)]
     Ranks(#[from] RanksError),
-    /// Data.
+    /// The data of the run cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// Building the model, or a pass.
+    /// The model cannot be built, or a forward or backward pass fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A subsystem.
+    /// A subsystem fails.
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
-    /// Saving or resuming.
+    /// The run cannot save or resume.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-    /// A step.
+    /// A training step fails.
     #[error(transparent)]
     Step(#[from] StepError),
-    /// The device.
+    /// The device of the recipe cannot be selected.
     #[error(transparent)]
     SelectDevice(#[from] DeviceError),
     /// The machine has too little memory.
     #[error(transparent)]
     NotEnoughMemory(Box<NotEnoughMemory>),
-    /// The model.
+    /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelBuildError),
-    /// The optimizer's rule does not go with the ranks.
+    /// The optimizer's rule needs whole parameters, and ranks hold slices of them.
     #[error(transparent)]
     CutParameter(#[from] CutParameter),
-    /// Ranks that are threads cannot record side by side.
+    /// Ranks that are threads of one process cannot record CUDA graphs.
     #[error(
         "model.cuda_graph_impl = \"local\": the ranks of this run are threads of one process, and the CUDA driver does not let one record \
          while others use it: start them as processes (`--launcher mpi`)"
     )]
     GraphsOfThreads,
-    /// The schedule.
+    /// The schedule of the recipe is invalid.
     #[error(transparent)]
     Scheduler(#[from] SchedulerError),
-    /// Batch sizes.
+    /// Batch sizes do not fit each other or the ranks.
     #[error(transparent)]
     BatchSize(#[from] BatchSizeError),
-    /// The loss scale.
+    /// The loss scale of the recipe is invalid.
     #[error(transparent)]
     LossScale(#[from] LossScaleError),
     /// Signals cannot be watched.
     #[error(transparent)]
     Signal(#[from] SignalError),
-    /// The run was asked to stop before it had begun to train. That is no failure; there is nothing
+    /// The run was asked to stop before its first step. This is not a failure, and there is nothing
     /// to save.
     #[error("{0}; training had not begun")]
     Stopped(ExitReason),
@@ -81,7 +81,7 @@ pub enum TrainError {
         rank: usize,
         /// Message of the panic.
         message: String,
-        /// Last known operation with other ranks.
+        /// Last operation with other ranks before the panic.
         operation: String,
     },
     /// A rank could not be started.
@@ -89,7 +89,7 @@ pub enum TrainError {
     RankNotStarted {
         /// The rank.
         rank: usize,
-        /// Why.
+        /// Reason.
         message: String,
     },
 }
@@ -112,7 +112,7 @@ mod tests {
     use crate::train::engine::pipeline::PipelineError;
     use crate::train::error::Classified;
 
-    /// Ranks blame each other by the communication error among the causes.
+    /// Ranks find out which rank failed first from the communication error among the causes.
     #[test]
     fn class_and_cause_pass_through_the_rooms() {
         let cause = CommError {

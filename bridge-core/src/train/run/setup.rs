@@ -182,13 +182,14 @@ fn watch(
     config: &RunConfig,
     groups: &ProcessGroups,
     process: (WatchSignals, RankUnit),
-    from_outside: (CancelHandle, Instant),
+    (cancel, started): (CancelHandle, Instant),
     reporter: &Reporter,
     heartbeat: &Arc<Heartbeat>,
 ) -> Result<Exits, TrainError> {
-    let signals = watch_signals(config, process.0, process.1)?;
-    let mut exits = Exits::new(groups, signals, from_outside.0, from_outside.1, Arc::clone(heartbeat))?;
-    if agreement::is_first(groups) && process.0 == WatchSignals::Process {
+    let (watched, unit) = process;
+    let signals = watch_signals(config, watched, unit)?;
+    let mut exits = Exits::new(groups, signals, cancel, started, Arc::clone(heartbeat))?;
+    if agreement::is_first(groups) && watched == WatchSignals::Process {
         exits.announce(reporter.progress(), config);
     }
     let limited = exits.limit(config, groups, process, reporter.progress());

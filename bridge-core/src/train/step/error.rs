@@ -6,35 +6,35 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 use crate::train::resume::error::ResumeError;
 use crate::train::subsystems::error::SubsystemError;
 
-/// Why a step could not be made.
+/// Why a training step fails.
 #[derive(thiserror::Error)]
 pub enum StepError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
-    /// The data of the step.
+    /// The data of the step cannot be read.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// A pass over micro-batches.
+    /// A forward or backward pass fails.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// A loss that did not pass validation.
+    /// A subsystem fails, or a loss did not pass validation.
     #[error(transparent)]
     Subsystem(#[from] SubsystemError),
     /// Gradients cannot be saved.
     #[error(transparent)]
     Resume(#[from] ResumeError),
-    /// `ddp.check_for_nan_in_grad` found something.
+    /// The gradient norm is not finite (`ddp.check_for_nan_in_grad`).
     #[error("iteration {iteration}: the gradient norm is {norm} (ddp.check_for_nan_in_grad = false skips such steps)")]
     GradientNotFinite {
-        /// The step.
+        /// Iteration of the step.
         iteration: u64,
-        /// The norm.
+        /// Gradient norm.
         norm: f64,
     },
-    /// The program has replaced the output projection, and the forward step brings no loss.
+    /// The program replaced the output projection, and its forward step has no custom loss.
     #[error(
-        "the model has a layer of the program's in place of its output projection, and so no loss of its own: expected a custom loss \
+        "the program replaced the output projection of the model, so the model has no loss of its own: expected a custom loss \
          (`ForwardStep::custom_loss`) for each micro-batch"
     )]
     NoLoss,

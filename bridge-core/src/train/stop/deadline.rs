@@ -40,14 +40,14 @@ const LONGEST: f64 = 1e9;
 /// No step.
 const NONE: u64 = u64::MAX;
 
-/// A thread that ends the process when the deadline is over, until this is dropped.
+/// Thread that ends the process at the deadline, until the value is dropped.
 #[derive(Debug)]
 pub(in crate::train) struct Deadline {
     stop_deadline: Arc<StopDeadline>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Progress of a run, from which the thread of a [`Deadline`] knows what the run would lose.
+/// Progress of a run. The thread of a [`Deadline`] computes from it the steps that the run loses.
 #[derive(Debug)]
 pub(in crate::train) struct StopDeadline {
     /// Number of the signal that a rank received; 0 before.
@@ -73,11 +73,11 @@ struct Watch {
 }
 
 impl Deadline {
-    /// Begins to wait for a signal, if the recipe sets a deadline or the process is the run's: on
-    /// one rank of each process.
+    /// Starts the thread on one rank of each process, if the recipe sets a deadline or the run owns
+    /// the process.
     ///
     /// # Errors
-    /// If the process is not the run's to end, or there can be no thread.
+    /// If the run does not own the process, or the thread cannot be started.
     pub fn begin(
         config: &RunConfig,
         groups: &ProcessGroups,
@@ -129,7 +129,7 @@ impl StopDeadline {
     /// Records a signal that a rank received. The first one counts.
     pub fn signal_arrived(&self, signal: Signal) {
         let number = u64::try_from(signal.number()).unwrap_or(0);
-        // An earlier signal stays.
+        // Keep an earlier signal.
         let _ = self.signal.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
     }
 

@@ -100,7 +100,7 @@ impl Exits {
         Ok(Self { signals, cancel, started, looks, notice: None, deadline: None, stop_deadline, heartbeat })
     }
 
-    /// Says on this rank at once when a signal arrives.
+    /// Reports a signal on this rank as soon as it arrives.
     pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, config: &RunConfig) {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
         self.notice = flag.map(|flag| StopNotice::begin(flag, progress, config));
@@ -111,11 +111,11 @@ impl Exits {
         &mut self,
         config: &RunConfig,
         groups: &ProcessGroups,
-        process: (WatchSignals, RankUnit),
+        (watch_signals, unit): (WatchSignals, RankUnit),
         progress: Arc<dyn ProgressSink>,
     ) -> Result<(), CommonError> {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.deadline = Deadline::begin(config, groups, process.0, process.1, flag, &self.stop_deadline, progress)?;
+        self.deadline = Deadline::begin(config, groups, watch_signals, unit, flag, &self.stop_deadline, progress)?;
         Ok(())
     }
 
@@ -124,7 +124,7 @@ impl Exits {
         &self.stop_deadline
     }
 
-    /// The run has ended: no deadline is left to keep.
+    /// Cancels the deadline, because the run has ended.
     pub fn end(&mut self) {
         self.deadline = None;
     }

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use crate::resilience::rerun::{RerunCheckpointError, UnexpectedResult};
 use crate::train::error::{CommonError, ErrorClass, room_error};
 
-/// Errors of subsystems, with [`SubsystemError::Subsystem`] for those of the program.
+/// Why a subsystem fails. Errors of a program's own subsystems are
+/// [`SubsystemError::Subsystem`].
 #[derive(thiserror::Error)]
 pub enum SubsystemError {
-    /// An error that other rooms make too.
+    /// An error that several rooms of the training loop make.
     #[error(transparent)]
     Common(CommonError),
     /// A subsystem of the program failed.
@@ -16,29 +17,30 @@ pub enum SubsystemError {
     Subsystem {
         /// Name of the subsystem.
         name: String,
-        /// Why.
+        /// Error that the subsystem returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A loss did not pass validation.
-    #[error("{result} ({setting} = false goes on instead)")]
+    #[error("{result} ({setting} = false continues instead)")]
     UnexpectedResult {
-        /// Found result, and its place.
+        /// The unexpected result, and where it was found.
         result: Box<UnexpectedResult>,
-        /// The setting that asked to look.
+        /// The setting that enables the validation.
         setting: &'static str,
     },
-    /// The rerun state of a checkpoint.
+    /// The rerun state in a checkpoint cannot be restored.
     #[error(transparent)]
     RerunState(#[from] RerunCheckpointError),
-    /// Data-parallel replicas have other parameters
+    /// Data-parallel replicas have different parameters
     /// (`train.check_weight_hash_across_dp_replicas_interval`).
     #[error("iteration {iteration}: replicas of the model do not have the same parameters; {since}; {found}")]
     ReplicasDiffer {
-        /// The last iteration before they were compared.
+        /// Last iteration before the replicas were compared.
         iteration: u64,
-        /// Ranks with other parameters than most, their hosts and devices, and what differs.
+        /// Ranks whose parameters differ from those of most ranks, with hosts, devices and the
+        /// difference.
         found: String,
-        /// When they were equal.
+        /// Last time at which the replicas were equal.
         since: String,
     },
     /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that
@@ -52,16 +54,16 @@ pub enum SubsystemError {
         }
     )]
     NothingLearned {
-        /// The last of them.
+        /// Last of the skipped iterations.
         iteration: u64,
-        /// Number of iterations.
+        /// Number of skipped iterations.
         count: u64,
-        /// The checkpoint saved last before the first of them.
+        /// Last checkpoint before the first skipped iteration.
         last_good: Option<PathBuf>,
     },
-    /// Section timeouts are asked for, and nobody looks at them.
+    /// Section timeouts are enabled, and no monitor watches the run.
     #[error(
-        "ft.enable_ft_package: nobody watches this run; `bridge train RECIPE --max-restarts N` does (a program names a monitor's socket in \
+        "ft.enable_ft_package: no monitor watches this run; `bridge train RECIPE --max-restarts N` starts one (a program names a monitor's socket in \
          `RunOptions.rank_env`)"
     )]
     NoMonitor,

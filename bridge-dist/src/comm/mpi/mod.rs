@@ -202,9 +202,9 @@ impl MpiCommunicator {
         Message::send(self.member.clone(), signature, data, to, tag)
     }
 
-    fn start_message_in(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Message, CommError> {
-        let signature = self.message(OpKind::Recv, what, from, tag)?;
-        let place = HostBuffer::zeros(what.0, what.1);
+    fn start_message_in(&self, (dtype, len): (DType, usize), from: usize, tag: u32) -> Result<Message, CommError> {
+        let signature = self.message(OpKind::Recv, (dtype, len), from, tag)?;
+        let place = HostBuffer::zeros(dtype, len);
         Message::receive(self.member.clone(), signature, place, from, tag)
     }
 }

@@ -213,14 +213,14 @@ impl<'a> PipelinePass<'a> {
         Ok(())
     }
 
-    /// The gradients of the weights that were deferred; after it nothing of the micro-batch is
-    /// left.
+    /// Computes the deferred weight gradients, after which nothing of the micro-batch is kept.
     fn backward_weight(&mut self, unit: Unit) -> Result<(), CommError> {
         let flight = self.in_flight.remove(&unit).expect("forward comes before backward");
         if let Some(store) = flight.weight_gradients {
             store.compute(&mut |name, gradient| self.work.gradient(name, gradient));
         }
-        self.work.backward_done(unit.0, unit.1)
+        let (microbatch, chunk) = unit;
+        self.work.backward_done(microbatch, chunk)
     }
 
     pub fn max_in_flight(&self) -> usize {

@@ -96,7 +96,7 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
     for chunk in &run.training.chunks {
         let local_shards = local_shards(chunk.as_ref());
         let mut failure = None;
-        // What is frozen is the base's.
+        // Frozen parameters belong to the checkpoint of the base.
         let of_base: BTreeSet<&str> = match run.training.base {
             Some(_) => {
                 chunk.parameters().iter().filter(|info| !info.trainable).map(|info| info.name.as_str()).collect()
@@ -106,12 +106,12 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
         chunk.visit_wanted(&|name| !of_base.contains(name), &mut |name, value| {
             let shard = &local_shards[name];
             let owned = shards.get(name).zip(distribution.shard_range(name));
-            let (saved, held) = match owned {
+            let (saved, (held, range)) = match owned {
                 Some((owned, range)) => (distribution.saved_state(name), (owned.clone(), range)),
                 None => (distribution.saved_elements(name), (value, 0..shard.num_elements())),
             };
             if let Some(saved) = saved {
-                match slices(name, shard, held.0, held.1, saved) {
+                match slices(name, shard, held, range, saved) {
                     Ok(slices) => model.extend(slices),
                     Err(error) => failure = Some(error),
                 }
@@ -132,8 +132,8 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
     Ok(Snapshot { run, groups })
 }
 
-/// The elements `saved` of a rank's part of a tensor, of which `held` are at hand, as slices of the
-/// whole.
+/// Slices of the whole tensor for the elements `saved` of this rank's part. `held` has the elements
+/// `range` of that part.
 fn slices(
     name: &str,
     shard: &LocalShard,

@@ -154,9 +154,9 @@ impl Sink for CometSink {
             return Ok(());
         }
         self.begin()?;
-        let at = (now(), record.iteration);
+        let time = now();
         for (tag, value) in &values {
-            self.messages.metric(at.0, at.1, &tracked::of_validation(record.kind, tag), value);
+            self.messages.metric(time, record.iteration, &tracked::of_validation(record.kind, tag), value);
         }
         self.write(&[])
     }

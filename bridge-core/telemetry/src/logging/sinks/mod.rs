@@ -41,7 +41,7 @@ const RECIPE: &[Open] = &[
     tensorboard::open,
     progress_log::open,
     plot::open,
-    // After what they send at the end.
+    // After the plots, which trackers send at the end.
     #[cfg(feature = "trackers")]
     mlflow::open,
     #[cfg(feature = "trackers")]
@@ -57,8 +57,7 @@ const RECIPE: &[Open] = &[
     tensor_table::open,
 ];
 
-/// Refuses a setting that is given, because its sink is behind a cargo feature that this build does
-/// not have.
+/// Refuses the setting `key` if it is given, because this build lacks its sink's cargo feature.
 #[cfg(not(all(feature = "prometheus", feature = "trackers")))]
 fn refuse(is_given: bool, key: &'static str, feature: &str) -> Opened {
     if !is_given {

@@ -57,7 +57,7 @@ impl<T> Lazily<T> {
     }
 }
 
-/// Milliseconds since 1970.
+/// Milliseconds since the Unix epoch.
 pub(super) fn now() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

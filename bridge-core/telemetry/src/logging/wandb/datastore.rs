@@ -65,7 +65,7 @@ impl DataStore {
 
 #[cfg(test)]
 impl DataStore {
-    /// A log in a file that has so much of it.
+    /// Log in `file`, of which `length` bytes are written.
     pub fn from_file(file: File, length: u64) -> Self {
         Self { file, length }
     }
