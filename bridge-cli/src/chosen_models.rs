@@ -158,8 +158,8 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
 }
 
 /// A base that an adapter does not go with.
-fn needs(base: &Path, expected: &str, adapter: &Path, of: &str) -> Failure {
-    Failure::input(format!("{}: expected {expected}, as {} is an adapter {of}", base.display(), adapter.display()))
+fn needs(base: &Path, expected: &str, adapter: &Path, format: &str) -> Failure {
+    Failure::input(format!("{}: expected {expected}, as {} is an adapter {format}", base.display(), adapter.display()))
 }
 
 /// Opens a checkpoint, which must be one of an adapter; `name` is how the user calls it.

@@ -67,10 +67,11 @@ pub fn explain(key: &str, kinds: &Kinds) -> Result<Explanation, String> {
         let offer = other.map(|(text, _)| format!("; {text}")).unwrap_or_default();
         return Err(format!("{key}: there is no such setting{offer}"));
     };
-    let mut explanation = of(setting);
+    let mut explanation = explanation(setting);
     explanation.asked = other.map(|(text, _)| format!("{key}: {text}"));
     if setting.is_section() {
-        explanation.settings = all.iter().filter(|other| other.section() == setting.key).map(of).collect();
+        explanation.settings =
+            all.iter().filter(|other| other.section() == setting.key).map(self::explanation).collect();
     } else if setting.refused.is_none() {
         explanation.rules = rules(setting, &all, kinds);
     }
@@ -82,7 +83,7 @@ pub fn keys(kinds: &Kinds) -> Vec<String> {
     settings(kinds, &Node::null()).into_iter().map(|setting| setting.key).collect()
 }
 
-fn of(setting: &Setting) -> Explanation {
+fn explanation(setting: &Setting) -> Explanation {
     let field = &setting.field;
     let (status, reason, accepted) = match &field.refusal {
         None => ("accepted", None, Vec::new()),

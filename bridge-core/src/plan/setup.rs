@@ -330,7 +330,7 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let optimizer = match &formats {
         Some(formats) => formats.bytes_per_element(has_master),
         None => {
-            crate::optim::rules::rule(config.optimizer.optimizer).bytes_per_element() + if has_master { 4 } else { 0 }
+            crate::optim::rules::find(config.optimizer.optimizer).bytes_per_element() + if has_master { 4 } else { 0 }
         }
     };
     let of_host = formats.as_ref().filter(|_| !config.computes_on_cpu());

@@ -110,7 +110,7 @@ pub(crate) fn load(
             return Err(DataError::malformed(&folder, differing(&fingerprint, &found)));
         }
     }
-    let indices = typed(document.0, document.1, sample.0, sample.1, shuffle.0, shuffle.1)?;
+    let indices = typed(document, sample, shuffle)?;
     let counts = (indices.document.as_slice().len(), indices.sample.len(), indices.shuffle.len());
     let expected = (plan.epochs * request.lengths.len(), plan.samples + 1, plan.samples);
     if counts != expected {
@@ -133,14 +133,13 @@ fn differing(cached: &Fingerprint, found: &Fingerprint) -> String {
     }
 }
 
+/// Sample indices of three opened arrays, each with the path of its file.
 fn typed(
-    document_path: PathBuf,
-    document: Npy,
-    sample_path: PathBuf,
-    sample: Npy,
-    shuffle_path: PathBuf,
-    shuffle: Npy,
+    document: (PathBuf, Npy),
+    sample: (PathBuf, Npy),
+    shuffle: (PathBuf, Npy),
 ) -> Result<SampleIndices, DataError> {
+    let ((document_path, document), (sample_path, sample), (shuffle_path, shuffle)) = (document, sample, shuffle);
     if sample.shape.len() != 2 || sample.shape[1] != 2 {
         return Err(DataError::malformed(&sample_path, format!("expected pairs, found shape {:?}", sample.shape)));
     }

@@ -45,7 +45,7 @@ enum Unit {
 }
 
 impl Unit {
-    fn of(name: &str, is_count: bool) -> Option<Self> {
+    fn from_name(name: &str, is_count: bool) -> Option<Self> {
         let ends = |ends: &[&str]| ends.iter().any(|end| name.ends_with(end));
         if ends(&["_mins", "_minutes"]) {
             Some(Self::Time(60.0))
@@ -64,7 +64,7 @@ impl Unit {
 /// Value in the unit of the setting called `name`. `is_count` is true for whole numbers;
 /// `train_iters` is the number of steps of the run, if it is known.
 pub(super) fn meaning(name: &str, is_count: bool, written: &Node, train_iters: Option<i128>) -> Option<Meaning> {
-    let unit = Unit::of(name, is_count)?;
+    let unit = Unit::from_name(name, is_count)?;
     match (&written.data, unit) {
         // An evaluation has steps of its own.
         (Data::Float(share), Unit::Steps) if *share > 0.0 && *share < 1.0 && name != "eval_iters" => {

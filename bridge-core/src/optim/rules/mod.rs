@@ -38,6 +38,6 @@ pub fn named(name: &str) -> Option<&'static Rule> {
 ///
 /// # Panics
 /// Never: each rule that recipes can name has its file, as a test says.
-pub fn rule(name: OptimizerName) -> &'static Rule {
+pub fn find(name: OptimizerName) -> &'static Rule {
     named(name.as_str()).expect("a finalized optimizer has a rule")
 }

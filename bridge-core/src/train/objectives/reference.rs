@@ -2,25 +2,16 @@
 
 use burn::tensor::Tensor;
 
-use crate::model::{Batch, CustomLossCall, Mode};
+use crate::model::Batch;
 use crate::train::engine::executor::RegionHooks;
 use crate::train::engine::pipeline::{MicroBatchInput, MicroBatches};
 
 /// Micro-batches for the reference, whose parameters are all there.
-pub(in crate::train) struct ReferenceBatches<'a> {
-    pub batches: &'a [Batch],
-    /// Loss of the head for each micro-batch.
-    pub losses: &'a [Option<CustomLossCall>],
-}
+pub(in crate::train) struct ReferenceBatches(pub Vec<MicroBatchInput>);
 
-impl MicroBatches for ReferenceBatches<'_> {
-    fn batch(&self, microbatch: usize) -> Batch {
-        self.batches[microbatch].clone()
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
-        MicroBatchInput { custom_loss: self.losses[microbatch].clone(), ..input }
+impl MicroBatches for ReferenceBatches {
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
+        self.0[microbatch].clone()
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, _chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {

@@ -36,7 +36,7 @@ pub(in crate::train) fn wire(config: &RunConfig) -> Wire {
 pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
     let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
-    let algorithm = crate::optim::rules::rule(optimizer.optimizer)
+    let algorithm = crate::optim::rules::find(optimizer.optimizer)
         .with(&settings)
         .expect("a rule reads settings that [optimizer] has");
     OptimizerSettings {

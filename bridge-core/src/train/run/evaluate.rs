@@ -11,7 +11,7 @@ use crate::timers::TimerLevel;
 use crate::train::data::error::InputError;
 use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::{LM_LOSS, Losses, add_recorded, add_reported, objective_of};
-use crate::train::engine::pipeline::EvaluationBatches;
+use crate::train::engine::pipeline::{EvaluationBatches, MicroBatchInput};
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::threads::compute;
@@ -170,11 +170,8 @@ fn evaluate_window(
     let batches: Vec<Batch> =
         micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
     let custom_losses = compute(&run.config, || run.training.custom_losses(&run.state, &batches))?;
-    let mut work = EvaluationBatches {
-        batches: &batches,
-        custom_losses: &custom_losses,
-        parameters: run.training.optimizer.parameters(),
-    };
+    let inputs = MicroBatchInput::evaluated(&batches, &custom_losses);
+    let mut work = EvaluationBatches { inputs: &inputs, parameters: run.training.optimizer.parameters() };
     let evaluated =
         compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work));
     let loss_sums = evaluated.map_err(EngineError::from)?;

@@ -7,7 +7,7 @@ use std::time::Instant;
 use bridge_kernels::Philox;
 
 use crate::logging::Figure;
-use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, StepValues, TOKEN_ACCURACY};
+use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, Mode, StepValues, TOKEN_ACCURACY};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
@@ -17,7 +17,7 @@ use crate::train::engine::forward_step::{
     ForwardStep, LM_LOSS, Losses, Ratio, add_recorded, add_reported, objective_of,
 };
 use crate::train::engine::graphs;
-use crate::train::engine::pipeline::{LossSums, StepWork};
+use crate::train::engine::pipeline::{LossSums, MicroBatchInput, StepWork};
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::threads::compute;
@@ -243,8 +243,9 @@ impl Gathered {
     }
 
     /// Takes what layers have told of micro-batches.
-    fn take(&mut self, metrics: &[Arc<LayerMetrics>]) {
-        for (metric, values) in metrics.iter().flat_map(|metrics| metrics.take()) {
+    fn take(&mut self, inputs: &[MicroBatchInput]) {
+        let metrics = inputs.iter().filter_map(|input| input.metrics.as_ref());
+        for (metric, values) in metrics.flat_map(|metrics| metrics.take()) {
             self.routers.add(metric, &values);
             self.predictions.add(metric, &values);
             if let ((TOKEN_ACCURACY, _), [right, counted]) = (metric, values.as_slice()) {
@@ -395,22 +396,23 @@ fn window_pass(
         let pass = done..done + count;
         let timer = timers.start("forward-backward", TimerLevel::Phase);
         run.timers.spans().begin_pass(start + pass.start);
-        let streams: Vec<Philox> =
-            pass.clone().map(|index| run.training.dropout_stream(&run.groups, &step, start + index)).collect();
-        let of_layers = |index| {
+        let input = |index: usize| {
             let metrics = LayerMetrics::of_micro_batch(&gathered.layers, start + index);
             let wants_scores = run.config.logger.log_max_attention_logit;
-            Arc::new(if wants_scores { metrics.with_attention_scores() } else { metrics })
+            let stream = run.training.dropout_stream(&run.groups, &step, start + index);
+            MicroBatchInput {
+                loss_factor: factors[index],
+                // A loss that is a mean counts like the mean of the micro-batch's token losses.
+                auxiliary_scale: factors[index] * tokens_here[index],
+                metrics: Some(Arc::new(if wants_scores { metrics.with_attention_scores() } else { metrics })),
+                custom_loss: custom_losses[index].clone(),
+                ..MicroBatchInput::new(batches[index].clone(), Mode::Train(stream))
+            }
         };
-        let metrics: Vec<Arc<LayerMetrics>> = pass.clone().map(of_layers).collect();
+        let inputs: Vec<MicroBatchInput> = pass.clone().map(input).collect();
         let mut work = StepWork {
-            batches: &batches[pass.clone()],
+            inputs: &inputs,
             ends_step: start + pass.end == total,
-            streams: &streams,
-            factors: &factors[pass.clone()],
-            num_tokens: &tokens_here[pass.clone()],
-            metrics: &metrics,
-            custom_losses: &custom_losses[pass.clone()],
             forward_step: run.training.forward_step.as_mut(),
             gradients: &mut run.training.gradients,
             reducer: &mut run.training.reducer,
@@ -422,7 +424,7 @@ fn window_pass(
         take_losses(run, gathered, loss_sums, &batches[pass.clone()], start + pass.end == total);
         drop(timer);
         custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
-        gathered.take(&metrics);
+        gathered.take(&inputs);
         gathered.done += count;
         done += count;
         if start + done < total

@@ -18,7 +18,7 @@ use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::ForwardStep;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
-use crate::train::engine::pipeline::Pipeline;
+use crate::train::engine::pipeline::{MicroBatchInput, Pipeline};
 use crate::train::engine::stream_gradients::StreamGradients;
 use crate::train::engine::streams::numbers;
 use crate::train::objectives::distillation::Distillation;
@@ -126,7 +126,7 @@ impl Training {
         if let Some(chunks) = &mut self.reference {
             let of_reference: Vec<_> =
                 batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(CustomLossCall::new)).collect();
-            let mut work = ReferenceBatches { batches, losses: &of_reference };
+            let mut work = ReferenceBatches(MicroBatchInput::evaluated(batches, &of_reference));
             self.pipeline.evaluate(chunks, batches.len(), &mut work).map_err(EngineError::from)?;
         }
         for batch in batches {

@@ -29,7 +29,7 @@ pub(crate) fn outline(
     let of = |segment: &Segment| {
         let source = work.in_layer(adapter.as_deref(), segment.layer);
         let target = Workload { seq_length: encoder.target_length, ..source };
-        Costs { config, encoder, source, target }.segment(*segment)
+        Costs { config, encoder, source, target }.segment_cost(*segment)
     };
     let costs = declarations.segments().iter().map(of).collect();
     Outline { declarations, costs: Some(costs) }
@@ -45,7 +45,7 @@ struct Costs<'a> {
 }
 
 impl Costs<'_> {
-    fn segment(&self, segment: Segment) -> SegmentCost {
+    fn segment_cost(&self, segment: Segment) -> SegmentCost {
         let Self { config, source, target, .. } = self;
         let is_encoder = segment.layer.is_some_and(|layer| layer < self.encoder.num_layers);
         let own = if is_encoder { source } else { target };

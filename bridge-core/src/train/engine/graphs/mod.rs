@@ -32,7 +32,7 @@ use crate::config::{CudaGraphImpl, RunConfig};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk};
 use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::ForwardStep;
-use crate::train::engine::pipeline::{LossSums, Pipeline, StepWork};
+use crate::train::engine::pipeline::{LossSums, MicroBatchInput, Pipeline, StepWork};
 
 /// The graph of a run's micro-batches, and when it is recorded.
 pub(in crate::train) struct MicroBatchGraphs {
@@ -109,7 +109,7 @@ pub(in crate::train) fn train(
 ) -> Result<LossSums, EngineError> {
     match graphs {
         Some(graphs) => graphs.train(pipeline, chunks, work),
-        None => Ok(pipeline.train_ahead(chunks, work.batches.len(), work)?),
+        None => Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?),
     }
 }
 
@@ -153,17 +153,18 @@ impl MicroBatchGraphs {
         work: &mut StepWork<'_>,
     ) -> Result<LossSums, EngineError> {
         if self.steps_before > 0 {
-            work.batches.iter().try_for_each(|batch| self.see(batch))?;
+            work.inputs.iter().try_for_each(|input| self.see(&input.batch))?;
             self.steps_before -= usize::from(work.ends_step);
-            self.counts.launched += work.batches.len();
-            return Ok(pipeline.train_ahead(chunks, work.batches.len(), work)?);
+            self.counts.launched += work.inputs.len();
+            return Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?);
         }
         work.parameters.settle(chunks)?;
         self.settle(chunks[0].as_mut());
         let mut losses = LossSums::default();
         let mut are_ours = false;
-        for index in 0..work.batches.len() {
-            if !self.takes(&work.batches[index])? {
+        let inputs = work.inputs;
+        for (index, MicroBatchInput { batch, loss_factor, .. }) in inputs.iter().enumerate() {
+            if !self.takes(batch)? {
                 self.counts.launched += 1;
                 losses.append(pipeline.train_ahead(chunks, 1, &mut work.only(index))?);
                 are_ours = false;
@@ -175,7 +176,7 @@ impl MicroBatchGraphs {
             }
             let recorded = self.recorded.as_mut().expect("it was recorded");
             let adds = are_ours || self.sums.take_up(work.gradients);
-            losses.push(recorded.replay(&work.batches[index], work.factors[index], adds)?);
+            losses.push(recorded.replay(batch, *loss_factor, adds)?);
             if !are_ours {
                 self.sums.hand_over(work.gradients);
                 are_ours = true;
@@ -222,9 +223,9 @@ impl MicroBatchGraphs {
         chunk: &mut dyn ModelChunk,
         work: &mut StepWork<'_>,
     ) -> Result<Recorded, EngineError> {
-        let batch = HeldBatch::like(&work.batches[0]);
+        let batch = HeldBatch::like(&work.inputs[0].batch);
         let scalars = Scalars {
-            factor: Scalar::new(work.factors[0] as f32, &self.device),
+            factor: Scalar::new(work.inputs[0].loss_factor as f32, &self.device),
             keeps: Scalar::new(0.0, &self.device),
             device: self.device.clone(),
         };

@@ -43,12 +43,9 @@ pub(in crate::train) use work::{EvaluationBatches, Reductions, StepWork};
 
 /// Micro-batches of a pass. Every rank of the pipeline has the same micro-batches.
 pub trait MicroBatches {
-    /// The micro-batch on the device: what the stages exchange of it follows from its shape.
-    fn batch(&self, microbatch: usize) -> Batch;
-
-    /// A micro-batch on the device, and how it passes through the model. Called once for each chunk
-    /// of the rank.
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput;
+    /// A micro-batch on the device, and how it passes through the model. The shapes of what the
+    /// stages exchange follow from its shape.
+    fn input(&self, microbatch: usize) -> MicroBatchInput;
 
     /// Hooks around the regions of a chunk while a micro-batch passes through it, forward or
     /// backward.
@@ -78,6 +75,8 @@ pub struct MicroBatchInput {
     pub batch: Batch,
     /// Training, with the micro-batch's stream of random numbers, or evaluation.
     pub mode: Mode,
+    /// Factor of the loss sum before backward.
+    pub loss_factor: f64,
     /// See [`crate::model::Auxiliary::gradient_scale`].
     pub auxiliary_scale: f64,
     /// Takes what layers report; `None` to drop it.
@@ -87,9 +86,18 @@ pub struct MicroBatchInput {
 }
 
 impl MicroBatchInput {
-    /// A micro-batch whose auxiliary losses count as they are, and whose layers report to nobody.
+    /// A micro-batch whose losses count as they are, and whose layers report to nobody.
     pub fn new(batch: Batch, mode: Mode) -> Self {
-        Self { batch, mode, auxiliary_scale: 1.0, metrics: None, custom_loss: None }
+        Self { batch, mode, loss_factor: 1.0, auxiliary_scale: 1.0, metrics: None, custom_loss: None }
+    }
+
+    /// Micro-batches that are evaluated, with the loss of each that replaces the head's own.
+    pub(in crate::train) fn evaluated(batches: &[Batch], custom_losses: &[Option<CustomLossCall>]) -> Vec<Self> {
+        let input = |(batch, custom_loss): (&Batch, &Option<CustomLossCall>)| Self {
+            custom_loss: custom_loss.clone(),
+            ..Self::new(batch.clone(), Mode::Evaluate)
+        };
+        batches.iter().zip(custom_losses).map(input).collect()
     }
 }
 
@@ -258,12 +266,8 @@ impl Pipeline {
 struct ForwardOnly<'a>(&'a mut dyn MicroBatches);
 
 impl MicroBatches for ForwardOnly<'_> {
-    fn batch(&self, microbatch: usize) -> Batch {
-        self.0.batch(microbatch)
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        self.0.prepare(microbatch)
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
+        self.0.input(microbatch)
     }
 
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {

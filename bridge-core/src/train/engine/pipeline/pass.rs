@@ -98,7 +98,7 @@ impl<'a> PipelinePass<'a> {
             Direction::Activation => 0,
             Direction::Gradient => chunk.segments().len(),
         };
-        chunk.boundary(index, &self.work.batch(message.microbatch))
+        chunk.boundary(index, &self.work.input(message.microbatch).batch)
     }
 
     fn step(&mut self, action: Action, transfers: &mut Transfers) -> Result<(), ExecutorError> {
@@ -155,7 +155,7 @@ impl<'a> PipelinePass<'a> {
 
     fn forward(&mut self, unit: Unit) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = unit;
-        let input = self.work.prepare(microbatch);
+        let input = self.work.input(microbatch);
         // Where the model begins nothing has arrived.
         let boundary = self.inputs.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());

@@ -98,11 +98,7 @@ fn factor(microbatch: usize) -> f32 {
 }
 
 impl MicroBatches for Work {
-    fn batch(&self, microbatch: usize) -> Batch {
-        input(self.subject, microbatch, true).batch
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
         input(self.subject, microbatch, true)
     }
 
@@ -125,11 +121,7 @@ impl TrainWork for Work {
 struct Evaluation(Work);
 
 impl MicroBatches for Evaluation {
-    fn batch(&self, microbatch: usize) -> Batch {
-        self.0.batch(microbatch)
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
         input(self.0.subject, microbatch, false)
     }
 
@@ -372,11 +364,9 @@ fn a_schedule_that_does_not_fit_is_an_error_on_every_rank() {
 fn ranks_with_other_micro_batches_find_out() {
     struct Longer(Work);
     impl MicroBatches for Longer {
-        fn batch(&self, _microbatch: usize) -> Batch {
-            Batch::new(&micro_batch(2, 9, 1), &Device::flex())
-        }
-        fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-            self.0.prepare(microbatch)
+        fn input(&self, microbatch: usize) -> MicroBatchInput {
+            let batch = Batch::new(&micro_batch(2, 9, 1), &Device::flex());
+            MicroBatchInput { batch, ..self.0.input(microbatch) }
         }
         fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
             self.0.hooks(microbatch, chunk, batch)

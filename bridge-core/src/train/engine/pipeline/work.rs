@@ -1,15 +1,12 @@
 //! The micro-batches of a training step and of an evaluation, as the executor asks for them.
 
-use std::sync::Arc;
-
 use bridge_dist::comm::CommError;
 use bridge_dist::schedule::ScheduleKind;
-use bridge_kernels::Philox;
 use burn::tensor::Tensor;
 
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
-use crate::model::{Batch, CustomLossCall, LayerMetrics, Mode};
+use crate::model::Batch;
 use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
 use crate::plan::settings;
 use crate::train::engine::executor::RegionHooks;
@@ -50,19 +47,9 @@ impl Reductions {
 
 /// Micro-batches of a training step on this rank: all, or those of one pass of several.
 pub(in crate::train) struct StepWork<'a> {
-    pub batches: &'a [Batch],
+    pub inputs: &'a [MicroBatchInput],
     /// True if the step ends with them.
     pub ends_step: bool,
-    /// Random stream of the dropout masks of each micro-batch.
-    pub streams: &'a [Philox],
-    /// Factor of each micro-batch's loss sum before backward.
-    pub factors: &'a [f64],
-    /// Tokens of each micro-batch that count, those of other context-parallel ranks included.
-    pub num_tokens: &'a [f64],
-    /// Figures of the layers for each micro-batch.
-    pub metrics: &'a [Arc<LayerMetrics>],
-    /// Loss that the head computes for each micro-batch instead of its own.
-    pub custom_losses: &'a [Option<CustomLossCall>],
     pub forward_step: &'a mut dyn ForwardStep,
     pub gradients: &'a mut GradientBuffer,
     pub reducer: &'a mut GradientReducer,
@@ -74,15 +61,9 @@ pub(in crate::train) struct StepWork<'a> {
 impl StepWork<'_> {
     /// One micro-batch by itself, whose gradients nobody reduces while backward goes on.
     pub fn only(&mut self, microbatch: usize) -> StepWork<'_> {
-        let one = microbatch..microbatch + 1;
         StepWork {
-            batches: &self.batches[one.clone()],
+            inputs: &self.inputs[microbatch..=microbatch],
             ends_step: false,
-            streams: &self.streams[one.clone()],
-            factors: &self.factors[one.clone()],
-            num_tokens: &self.num_tokens[one.clone()],
-            metrics: &self.metrics[one.clone()],
-            custom_losses: &self.custom_losses[one],
             forward_step: self.forward_step,
             gradients: self.gradients,
             reducer: self.reducer,
@@ -93,24 +74,13 @@ impl StepWork<'_> {
 }
 
 impl MicroBatches for StepWork<'_> {
-    fn batch(&self, microbatch: usize) -> Batch {
-        self.batches[microbatch].clone()
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        let batch = self.batches[microbatch].clone();
-        MicroBatchInput {
-            // A loss that is a mean counts like the mean of the micro-batch's token losses.
-            auxiliary_scale: self.factors[microbatch] * self.num_tokens[microbatch],
-            metrics: Some(Arc::clone(&self.metrics[microbatch])),
-            custom_loss: self.custom_losses[microbatch].clone(),
-            ..MicroBatchInput::new(batch, Mode::Train(self.streams[microbatch]))
-        }
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
+        self.inputs[microbatch].clone()
     }
 
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
         // Every schedule takes the micro-batches of a chunk in order.
-        let is_last = self.ends_step && microbatch + 1 == self.batches.len();
+        let is_last = self.ends_step && microbatch + 1 == self.inputs.len();
         let reduce = match self.reductions {
             Reductions::InEachMicroBatch => Reduce::Now,
             Reductions::InLastMicroBatch if is_last => Reduce::Now,
@@ -119,7 +89,7 @@ impl MicroBatches for StepWork<'_> {
         Box::new(TrainHooks {
             forward_step: self.forward_step,
             batch,
-            factor: self.factors[microbatch],
+            factor: self.inputs[microbatch].loss_factor,
             gradients: self.gradients,
             reducer: self.reducer,
             parameters: self.parameters,
@@ -145,20 +115,13 @@ impl TrainWork for StepWork<'_> {
 
 /// Micro-batches to be evaluated.
 pub(in crate::train) struct EvaluationBatches<'a> {
-    pub batches: &'a [Batch],
-    /// Loss that the head computes for each instead of its own.
-    pub custom_losses: &'a [Option<CustomLossCall>],
+    pub inputs: &'a [MicroBatchInput],
     pub parameters: &'a mut ShardedParameters,
 }
 
 impl MicroBatches for EvaluationBatches<'_> {
-    fn batch(&self, microbatch: usize) -> Batch {
-        self.batches[microbatch].clone()
-    }
-
-    fn prepare(&mut self, microbatch: usize) -> MicroBatchInput {
-        let input = MicroBatchInput::new(self.batches[microbatch].clone(), Mode::Evaluate);
-        MicroBatchInput { custom_loss: self.custom_losses[microbatch].clone(), ..input }
+    fn input(&self, microbatch: usize) -> MicroBatchInput {
+        self.inputs[microbatch].clone()
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {

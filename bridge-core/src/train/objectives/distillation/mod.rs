@@ -12,7 +12,7 @@ use bridge_dist::mesh::{GroupKind, ProcessGroups};
 use crate::config::DistillationConfig;
 use crate::model::{Batch, CustomLossCall, ModelChunk};
 use crate::train::engine::error::EngineError;
-use crate::train::engine::pipeline::Pipeline;
+use crate::train::engine::pipeline::{MicroBatchInput, Pipeline};
 use crate::train::error::CommonError;
 use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::ranks::agreement;
@@ -68,7 +68,7 @@ impl Distillation {
                 missing.iter().map(|_| Arc::new(Listener::new(Arc::clone(&self.objective)))).collect();
             let losses: Vec<_> =
                 listeners.iter().map(|listener| Some(CustomLossCall::new(Arc::clone(listener) as _))).collect();
-            let mut work = ReferenceBatches { batches: &of_teacher, losses: &losses };
+            let mut work = ReferenceBatches(MicroBatchInput::evaluated(&of_teacher, &losses));
             self.pipeline.evaluate(&mut self.chunks, of_teacher.len(), &mut work)?;
             for (index, listener) in missing.into_iter().zip(listeners) {
                 let said = listener.take();
