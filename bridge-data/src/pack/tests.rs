@@ -324,7 +324,7 @@ fn text_in_another_encoding_is_called_that() {
         let trained = train_tokenizer(
             &source(folder.path(), pattern),
             &BpeTrainParams::default(),
-            &*folder.path().join("tokenizer"),
+            &folder.path().join("tokenizer"),
             Overwrite::Own,
             &Silent,
         );

@@ -3,12 +3,17 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use super::{Port, Way, timed_out};
 use crate::nccl::member::Member;
 use bridge_dist::comm::device::DevicePart;
 use bridge_dist::comm::transport::{Pending, Place, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
+
+/// Time after the end of a link in which receives that were dropped still take their messages: until
+/// then the other rank waits for an answer.
+const GRACE: Duration = Duration::from_secs(1);
 
 /// A message that has come.
 pub(super) struct Message {
@@ -37,7 +42,7 @@ impl Incoming {
 
 impl Drop for Incoming {
     fn drop(&mut self) {
-        lock(&self.inbox.state).is_closed = true;
+        lock(&self.inbox.state).closed = Some(Instant::now());
         self.inbox.changed.notify_all();
         // A panic of the thread has been printed, and there is nobody to tell.
         let _ = self.thread.take().map(thread::JoinHandle::join);
@@ -57,7 +62,8 @@ struct Mail {
     wanted: VecDeque<Wanted>,
     /// Messages that came before their receive, by tag.
     early: HashMap<u32, VecDeque<Message>>,
-    is_closed: bool,
+    /// End of the link.
+    closed: Option<Instant>,
 }
 
 struct Wanted {
@@ -76,24 +82,25 @@ impl Inbox {
             // The receiver is at hand.
             Some(message) => drop(sender.send(Ok(message))),
             // The sender is dropped where the thread has ended.
-            None if mail.is_closed => {}
+            None if mail.closed.is_some() => {}
             None => mail.wanted.push_back(Wanted { signature, tag, like, outcome: sender }),
         }
         self.changed.notify_all();
         outcome
     }
 
-    pub fn is_closed(&self) -> bool {
-        lock(&self.state).is_closed
+    /// True if the link has ended, and messages had time to come.
+    pub fn is_over(&self) -> bool {
+        lock(&self.state).closed.is_some_and(|closed| closed.elapsed() > GRACE)
     }
 
-    /// Waits until a message is wanted, and says that there will be none if the link is closed.
+    /// Waits until a message is wanted. Returns false if the link has ended and none is.
     pub fn is_wanted(&self) -> bool {
         let mut mail = lock(&self.state);
-        while mail.wanted.is_empty() && !mail.is_closed {
+        while mail.wanted.is_empty() && mail.closed.is_none() {
             mail = self.changed.wait(mail).unwrap_or_else(PoisonError::into_inner);
         }
-        !mail.is_closed
+        !mail.wanted.is_empty()
     }
 
     /// Part that the oldest receive without a message expects.
@@ -113,7 +120,7 @@ impl Inbox {
     /// Ends the link: all that wait get an error.
     pub fn fail(&self, member: &Member, kind: CommErrorKind) {
         let mut mail = lock(&self.state);
-        mail.is_closed = true;
+        mail.closed = Some(Instant::now());
         for Wanted { signature, outcome, .. } in mail.wanted.drain(..) {
             // A receive that was dropped needs no error.
             let _ = outcome.send(Err(member.fail(&signature, kind.clone())));

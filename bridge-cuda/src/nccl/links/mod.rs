@@ -211,7 +211,7 @@ impl<W: Way> Port<W> {
     fn receive(&mut self, inbox: &Inbox) -> Result<Option<(u32, Message)>, Failure> {
         let End { control, peer, .. } = self.end.clone();
         let header = control.start_recv(DType::U8, Signature::ENCODED, peer, HEADER).map_err(|error| error.kind)?;
-        let Some(header) = self.end.poll(header, || inbox.is_closed())? else { return Ok(None) };
+        let Some(header) = self.end.poll(header, || inbox.is_over())? else { return Ok(None) };
         let Some(like) = inbox.wanted() else { return Ok(None) };
         let sent = decode(header.view().bytes()).ok_or_else(|| Box::new(garbled()))?;
         let (Some(tag), Some(dtype), Some(len)) = (sent.tag, sent.dtype, sent.len) else {
