@@ -49,8 +49,9 @@ impl MessageWire {
         OpenedTensor { memory, span, ready }: OpenedTensor,
         call: impl FnOnce(&mut GroupedCalls, Span, &CudaStream) -> Result<(), CarrierError>,
     ) -> Result<Arc<Event>, CarrierError> {
-        let flight = (*signature, self.end.control.timeout());
-        self.wire.launch(&self.end.member, flight, (ready, memory), |group, stream| call(group, span, stream))
+        let timeout = self.end.control.timeout();
+        let call = |group: &mut GroupedCalls, stream: &CudaStream| call(group, span, stream);
+        self.wire.launch(&self.end.member, *signature, timeout, ready, memory, call)
     }
 }
 
@@ -67,7 +68,8 @@ impl Channel for MessageWire {
     fn receive(&mut self, sent: &Signature, like: &DevicePart) -> Result<DevicePart, CarrierError> {
         let what = sent.dtype.zip(sent.len.map(|len| len as usize));
         let garbled = || CarrierError::library("the bootstrap group", "a garbled header");
-        let place = TensorMemory::place_of(what.ok_or_else(garbled)?, like);
+        let (dtype, len) = what.ok_or_else(garbled)?;
+        let place = TensorMemory::place_of(dtype, len, like);
         let opened = OpenedTensor::new(place.clone())?;
         // SAFETY: as above; it was made for this, so nobody else uses it.
         let done = self.launch(sent, opened, |group, span, stream| unsafe { group.recv(span, SENDER, stream) })?;

@@ -158,10 +158,9 @@ impl Line<'_> {
         let spans: Vec<Span> = memory.iter().zip(opened.addresses).map(span).collect();
         let (reads, writes) = spans.split_at(moves.reads.len());
         let (member, timeout) = (self.lane.agreement.member.clone(), self.lane.agreement.control.timeout());
-        let flight = (self.signature, timeout);
         let wire = &mut self.lane.carrier.wire;
-        let held = (opened.ready, opened.memory);
-        let done = wire.launch(&member, flight, held, |group, stream| calls(group, stream, reads, writes))?;
+        let calls = |group: &mut GroupedCalls, stream: &CudaStream| calls(group, stream, reads, writes);
+        let done = wire.launch(&member, self.signature, timeout, opened.ready, opened.memory, calls)?;
         foreign::follow(&memory[0], done);
         Ok(())
     }
@@ -212,7 +211,7 @@ impl Line<'_> {
         let own = self.rank();
         let moves = Moves { reads: vec![(to_read(part)?, own)], writes: vec![(whole.clone(), own)] };
         // SAFETY: as for parts; the whole has room for the parts of all ranks.
-        self.moved(&moves, |group, stream, reads, writes| unsafe { group.all_gather((reads[0], writes[0]), stream) })
+        self.moved(&moves, |group, stream, reads, writes| unsafe { group.all_gather(reads[0], writes[0], stream) })
     }
 
     fn broadcast_part(&mut self, data: &Tensor<1>, root: usize) -> Result<(), CarrierError> {

@@ -49,7 +49,7 @@ impl Drop for Watch {
             // The thread itself ends what takes too long once it may begin; this is for what cannot
             // begin, and for devices that hang.
             let limit = self.longest.get() + GOODBYE;
-            wait_for(thread, limit, (|| lock(&self.raw).abort(), GOODBYE));
+            wait_for(thread, limit, || lock(&self.raw).abort(), GOODBYE);
         }
     }
 }
