@@ -11,8 +11,8 @@ use bridge_dist::comm::device::DevicePart;
 use bridge_dist::comm::transport::{Pending, Place, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 
-/// Time after the end of a link in which receives that were dropped still take their messages: until
-/// then the other rank waits for an answer.
+/// Time after the end of a link in which receives that were dropped still take their messages:
+/// until then the other rank waits for an answer.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// A message that has come.
