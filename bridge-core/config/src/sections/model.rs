@@ -441,7 +441,7 @@ section! {
         /// Record forward and backward of a micro-batch once, and replay its kernels: on GPUs, one
         /// launch instead of many.
         @execution cuda_graph_impl: CudaGraphImpl = CudaGraphImpl::None,
-            excludes("device = flex | = cpu: kernels of a GPU are recorded"),
+            excludes("device = flex | = cpu: it needs a GPU, whose kernels are recorded"),
             excludes("rerun_state_machine.check_for_nan_in_loss: it is true unless it is set to false, upstream's rule"),
             excludes("model.tensor_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
             excludes("model.pipeline_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
