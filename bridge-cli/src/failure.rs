@@ -31,6 +31,14 @@ impl Failure {
         Self::Input(message.to_string())
     }
 
+    /// A command that needs a cargo feature of `bridge-cli` which this build does not have.
+    #[cfg(not(all(feature = "trackers", feature = "ui")))]
+    pub fn without_feature(command: &str, feature: &str) -> Self {
+        Self::input(format!(
+            "{command}: this program was built without the `{feature}` feature; build with `--features bridge-cli/{feature}`"
+        ))
+    }
+
     /// A failure that bad input did not cause.
     pub fn run(message: impl Display) -> Self {
         Self::Run(message.to_string())

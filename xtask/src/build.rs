@@ -20,8 +20,8 @@ pub fn cargo() -> Command {
 }
 
 /// Builds `bridge` in the release profile with `features` of `bridge-cli` and returns its path.
-pub fn build_bridge(features: &[String]) -> Result<PathBuf> {
-    let features: Vec<String> = features.iter().map(|feature| format!("bridge-cli/{feature}")).collect();
+pub fn build_bridge<'a>(features: impl IntoIterator<Item = &'a str>) -> Result<PathBuf> {
+    let features: Vec<String> = features.into_iter().map(|feature| format!("bridge-cli/{feature}")).collect();
     build(&["--package", "bridge-cli"], &features.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
@@ -73,7 +73,7 @@ fn feature_hint(features: &[&str]) -> String {
 
 /// Builds `bridge` with `features` of its own, runs it with `arguments`, and passes its exit code
 /// on.
-pub fn run_bridge(features: &[String], arguments: Vec<String>) -> Result<ExitCode> {
+pub fn run_bridge<'a>(features: impl IntoIterator<Item = &'a str>, arguments: Vec<String>) -> Result<ExitCode> {
     let executable = build_bridge(features)?;
     run(Command::new(&executable).args(arguments))
 }

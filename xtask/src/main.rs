@@ -7,6 +7,7 @@ mod models;
 mod mpi;
 mod suite;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -81,7 +82,7 @@ fn main() -> Result<ExitCode> {
         Command::Test(Test { rest, .. }) => suite::run(&rest),
         Command::Bench(bench) => bench::run(&bench),
         Command::Models => models::run(),
-        Command::Bridge(bridge) => build::run_bridge(&optional_features(&bridge.rest), bridge.rest),
+        Command::Bridge(bridge) => build::run_bridge(optional_features(&bridge.rest), bridge.rest),
     }
 }
 
@@ -95,7 +96,7 @@ const OPTIONAL_PARTS: [(&str, &str); 4] = [
 
 /// Cargo features that a command line of `bridge` needs, for its command, its overrides or the
 /// recipes that it names. If only the base of a recipe needs a feature, `bridge` reports it.
-fn optional_features(arguments: &[String]) -> Vec<String> {
+fn optional_features(arguments: &[String]) -> BTreeSet<&'static str> {
     let is_recipe = |path: &&String| ["toml", "yaml", "yml", "json"].iter().any(|kind| path.ends_with(kind));
     let recipes = arguments.iter().filter(is_recipe).filter_map(|path| std::fs::read_to_string(path).ok());
     let text = recipes.chain(arguments.iter().cloned()).collect::<Vec<_>>().join(" ");
@@ -105,10 +106,7 @@ fn optional_features(arguments: &[String]) -> Vec<String> {
         _ => None,
     };
     let settings = OPTIONAL_PARTS.iter().filter(|(setting, _)| text.contains(setting)).map(|(_, feature)| *feature);
-    let mut features: Vec<String> = settings.chain(command).map(str::to_owned).collect();
-    // Equal features are neighbours: `OPTIONAL_PARTS` ends with the feature of `runs send`.
-    features.dedup();
-    features
+    settings.chain(command).collect()
 }
 
 /// Exit code for bad input, the same as `bridge`'s.
@@ -149,23 +147,23 @@ fn run_train(train: Train) -> Result<ExitCode> {
         }
     };
     let mut arguments = vec!["train".to_owned(), recipe];
-    let mut features: Vec<String> = feature.into_iter().map(str::to_owned).collect();
+    let mut features: BTreeSet<&str> = feature.into_iter().collect();
     if feature == Some("cuda") {
-        features.push("nccl".to_owned());
+        features.insert("nccl");
     }
     if let Some(device) = device.filter(|_| !rest.iter().any(|argument| argument.starts_with("--device"))) {
         arguments.extend(["--device".to_owned(), device]);
     }
     if option_value(&rest, "--ui").as_deref() == Some("tui") {
-        features.push("tui".to_owned());
+        features.insert("tui");
     }
     if option_value(&rest, "--launcher").as_deref() == Some("mpi") {
         mpi::installed().map_err(|why| anyhow!("--launcher mpi: {why}; --launcher threads needs no MPI"))?;
-        features.push("mpi".to_owned());
+        features.insert("mpi");
     }
     arguments.extend(rest);
     features.extend(optional_features(&arguments));
-    build::run_bridge(&features, arguments)
+    build::run_bridge(features, arguments)
 }
 
 /// Value of `--name value` or `--name=value`.
@@ -191,5 +189,31 @@ mod tests {
         assert_eq!((feature_of("cuda:1"), feature_of("wgpu")), (Ok(Some("cuda")), Ok(Some("wgpu"))));
         assert_eq!((feature_of("flex"), feature_of("cpu")), (Ok(None), Ok(None)));
         assert!(feature_of("cudda").unwrap_err().contains("found `cudda`"));
+    }
+
+    #[test]
+    fn a_command_line_names_its_optional_features() {
+        let features = |line: &str| {
+            let arguments: Vec<String> = line.split(' ').map(str::to_owned).collect();
+            optional_features(&arguments).into_iter().collect::<Vec<_>>().join(",")
+        };
+        assert_eq!(features("train recipes/quickstart.toml"), "");
+        assert_eq!(features("ui runs"), "ui");
+        assert_eq!(features("runs send"), "trackers");
+        assert_eq!(
+            features(
+                "train a.toml logger.otlp_endpoint=http://h logger.prometheus_addr=h:1 logger.mlflow_experiment=e"
+            ),
+            "prometheus,trackers"
+        );
+    }
+
+    #[test]
+    fn a_recipe_names_its_optional_features() {
+        let recipe = std::env::temp_dir().join(format!("xtask-{}.toml", std::process::id()));
+        std::fs::write(&recipe, "[checkpoint]\ncustom_manager_class = \"s3://bucket/runs\"\n").unwrap();
+        let found = optional_features(&["train".into(), recipe.to_str().unwrap().into()]);
+        std::fs::remove_file(&recipe).unwrap();
+        assert_eq!(found, BTreeSet::from(["object-stores"]));
     }
 }

@@ -63,7 +63,7 @@ struct Case {
 
 /// Writes the page.
 pub fn run() -> Result<ExitCode> {
-    let bridge = build_bridge(&[])?;
+    let bridge = build_bridge([])?;
     let families = families()?;
     let cases = cases(&families)?;
     let mut page = String::from(INTRODUCTION);

@@ -132,9 +132,7 @@ fn named(name: &str) -> Result<Option<Run>, Failure> {
 /// Not supported by this build.
 #[cfg(not(feature = "trackers"))]
 fn send(_folders: &[PathBuf], _json: bool) -> Result<u8, Failure> {
-    Err(Failure::input(
-        "bridge runs send: this program was built without the `trackers` feature; build with `--features bridge-cli/trackers`",
-    ))
+    Err(Failure::without_feature("bridge runs send", "trackers"))
 }
 
 /// Sends what is left, and ends with an error where something still is.

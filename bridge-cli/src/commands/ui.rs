@@ -44,9 +44,7 @@ pub struct Arguments {
 /// Not supported by this build.
 #[cfg(not(feature = "ui"))]
 pub fn run(_arguments: &Arguments) -> Result<u8, Failure> {
-    Err(Failure::input(
-        "bridge ui: this program was built without the `ui` feature; build with `--features bridge-cli/ui`",
-    ))
+    Err(Failure::without_feature("bridge ui", "ui"))
 }
 
 /// Runs the command.

@@ -104,7 +104,7 @@ pub fn run(bench: &Bench) -> Result<ExitCode> {
         true => None,
         false => Some(Peer::find(bench.python.as_deref(), bench.peer.as_deref(), bench.install_peer)?),
     };
-    let bridge = build_bridge(&feature.map(str::to_owned).into_iter().collect::<Vec<_>>())?;
+    let bridge = build_bridge(feature)?;
     let sides = Sides { bench, bridge, peer };
     let report = match bench.ops {
         true => Report::ops(bench.setting(), sides.ops()?),

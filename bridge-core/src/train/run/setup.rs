@@ -103,8 +103,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = Lineage::from_run(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, options.console, options.verbosity, groups.world().rank());
-    let process = (options.signals, options.rank_env.unit);
-    let exits = watch(&config, groups, process, (options.cancel, options.started), &reporter, &heartbeat)?;
+    let unit = options.rank_env.unit;
+    let exits = watch(&config, groups, options.signals, unit, options.cancel, options.started, &reporter, &heartbeat)?;
     let requests = exits.requests();
     let base = lineage.tokenizer();
     let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
@@ -181,18 +181,19 @@ fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
 fn watch(
     config: &RunConfig,
     groups: &ProcessGroups,
-    process: (WatchSignals, RankUnit),
-    (cancel, started): (CancelHandle, Instant),
+    watched: WatchSignals,
+    unit: RankUnit,
+    cancel: CancelHandle,
+    started: Instant,
     reporter: &Reporter,
     heartbeat: &Arc<Heartbeat>,
 ) -> Result<Exits, TrainError> {
-    let (watched, unit) = process;
     let signals = watch_signals(config, watched, unit)?;
     let mut exits = Exits::new(groups, signals, cancel, started, Arc::clone(heartbeat))?;
     if agreement::is_first(groups) && watched == WatchSignals::Process {
         exits.announce(reporter.progress(), config);
     }
-    let limited = exits.limit(config, groups, process, reporter.progress());
+    let limited = exits.limit(config, groups, watched, unit, reporter.progress());
     agreement::agree(groups, "watching signals", limited)?;
     Ok(exits)
 }

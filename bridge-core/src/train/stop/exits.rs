@@ -111,7 +111,8 @@ impl Exits {
         &mut self,
         config: &RunConfig,
         groups: &ProcessGroups,
-        (watch_signals, unit): (WatchSignals, RankUnit),
+        watch_signals: WatchSignals,
+        unit: RankUnit,
         progress: Arc<dyn ProgressSink>,
     ) -> Result<(), CommonError> {
         let flag = self.signals.as_ref().map(SignalWatcher::flag);
