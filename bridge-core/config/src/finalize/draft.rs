@@ -144,9 +144,11 @@ impl<'r> Draft<'r> {
         table.into_iter().flatten().find(|key| self.is_explicit(key)).unwrap_or_else(|| key.to_owned())
     }
 
-    /// The current value of the setting `key` (`section.name`).
+    /// The current value of `key`: of a setting (`section.name`), or of what has no section.
     pub fn value(&self, key: &str) -> Option<Node> {
-        let (section, name) = key.split_once('.')?;
+        let Some((section, name)) = key.split_once('.') else {
+            return self.recipe.value(key);
+        };
         match section {
             "model" => self.recipe.model.value(name),
             "ddp" => self.recipe.ddp.value(name),
@@ -181,8 +183,7 @@ impl<'r> Draft<'r> {
 
     /// True if a setting now differs from its default, whatever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
-        let value = if key.contains('.') { self.value(key) } else { self.recipe.value(key) };
-        value.as_ref() != self.defaults.get_path(key)
+        self.value(key).as_ref() != self.defaults.get_path(key)
     }
 
     /// The kind of model, if that name is registered.
