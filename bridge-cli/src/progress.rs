@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use bridge_core::logging::{NoProgress, ProgressMode, ProgressSink, Verbosity};
+use bridge_core::config::Progress;
+use bridge_core::logging::{NoProgress, ProgressSink, Verbosity, progress_sink};
 
 /// Bars on a terminal, plain lines elsewhere, on standard error; nothing if little is to be said.
 pub fn visible(verbosity: Verbosity) -> Arc<dyn ProgressSink> {
-    if verbosity == Verbosity::Quiet { hidden() } else { ProgressMode::Auto.sink() }
+    if verbosity == Verbosity::Quiet { hidden() } else { progress_sink(Progress::Auto) }
 }
 
 /// No bars.

@@ -90,7 +90,7 @@ impl LossChecks {
 
 #[cfg(test)]
 mod tests {
-    use super::super::rerun::{ErrorInjection, FindingKind, NextPass, RerunConfig, RerunMode};
+    use super::super::rerun::{ErrorInjection, FindingKind, NextPass, RerunConfig};
     use super::*;
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! Shape legend: `n` rows of input, `i` a rank's inputs, `o` its outputs, `r` the rank of a branch.
 
+use bridge_core::config::PeftKind;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,15 +35,6 @@ pub struct Branch {
     pub scale: f64,
 }
 
-/// Effect of branches on a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// They are added.
-    Lora,
-    /// They are added, and the rows of the sum have lengths that are learned.
-    Dora,
-}
-
 /// Layers with branches. The answers must be functions of names and whole shapes.
 pub trait Targets: fmt::Debug + Send + Sync {
     /// The branches of a layer: one for the whole, or one each for some of its parts. `place` is
@@ -65,7 +57,7 @@ type Rows = (LinearLayer, Option<usize>);
 #[derive(Clone, Debug)]
 pub struct LowRankAdapter {
     targets: Arc<dyn Targets>,
-    method: Method,
+    method: PeftKind,
     initial: [fn(usize, usize) -> Initial; 2],
     dropout: Dropout,
     quantization: Option<Quantization>,
@@ -81,7 +73,7 @@ impl LowRankAdapter {
     /// outputs.
     pub fn new(
         targets: Arc<dyn Targets>,
-        method: Method,
+        method: PeftKind,
         initial: [fn(usize, usize) -> Initial; 2],
         dropout: Dropout,
     ) -> Self {
@@ -104,7 +96,7 @@ impl LowRankAdapter {
     }
 
     /// Effect of branches on a weight.
-    pub(super) fn method(&self) -> Method {
+    pub(super) fn method(&self) -> PeftKind {
         self.method
     }
 
@@ -229,7 +221,7 @@ impl Adapter for LowRankAdapter {
             let [initial_a, initial_b] = self.initial;
             matrices.push(matrix("linear_in", [*rank, layer.inputs], layer.cut_by_inputs(), initial_a));
             matrices.push(matrix("linear_out", [rows, *rank], cut, initial_b));
-            if self.method == Method::Dora {
+            if self.method == PeftKind::Dora {
                 let (ones, role) = (Initial::Ones, ParameterRole::Norm);
                 vectors.push(place.parameter("weight_magnitude", [rows], cut, ones, role));
                 let mut magnitudes = self.magnitudes.lock().unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +240,7 @@ impl Adapter for LowRankAdapter {
 pub(super) struct LowRankRule {
     pub branches: Vec<Branch>,
     pub parts: Parts,
-    pub method: Method,
+    pub method: PeftKind,
     pub dropout: Dropout,
     /// The ranks that have the columns of a row together.
     pub ranks: Option<Group>,
@@ -348,17 +340,17 @@ impl LinearRule for LowRankRule {
         };
         let made = |of_branches| Added::Made(self.join(of_branches, outputs, 0.0));
         match self.method {
-            Method::Lora if key(0).is_none() => {
+            PeftKind::Lora if key(0).is_none() => {
                 LinearChange { added: Added::LowRank(self.low_rank(matrices, outputs)), factors_o: None }
             }
-            Method::Lora => LinearChange { added: made(all().map(added).collect()), factors_o: None },
-            Method::Dora if key(0).is_none() => LinearChange {
+            PeftKind::Lora => LinearChange { added: made(all().map(added).collect()), factors_o: None },
+            PeftKind::Dora if key(0).is_none() => LinearChange {
                 added: Added::LowRank(self.low_rank(matrices, outputs)),
                 factors_o: Some(self.join(factors(), outputs, 1.0).reshape([outputs])),
             },
             // With dropout `w x + (f - 1) w drop(x) + f b a drop(x)`: the length of a row changes
             // only what the branch sees.
-            Method::Dora => {
+            PeftKind::Dora => {
                 let of_branch = |(index, factors_1o): (usize, Tensor<2>)| {
                     let branch = &self.branches[index];
                     let of_base = self.part_of_base(branch, input(index), &weight) * (factors_1o.clone() - 1.0);

@@ -10,7 +10,7 @@ use bridge_core::model::{Declaration, Initial, LinearLayer, ModelBuildError, Sco
 
 use bridge_kernels::{CodeFormat, Quantization};
 
-use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets, short_name};
+use super::lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Targets, short_name};
 use super::parts::Parts;
 use crate::decoder::DecoderConfig;
 use crate::families::FAMILIES;
@@ -46,10 +46,6 @@ pub fn usual_targets(config: &DecoderConfig) -> Vec<&'static str> {
 /// Errors of settings that are refused for this model.
 pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<LowRankAdapter, ModelBuildError> {
     let experts = model.num_moe_experts.map(|_| model.moe_router_topk);
-    let method = match peft.kind {
-        PeftKind::Lora => Method::Lora,
-        PeftKind::Dora => Method::Dora,
-    };
     let divisor = match (peft.normalize_moe_lora, experts) {
         (false, _) => 1,
         (true, Some(experts)) if experts > 0 && peft.dim.is_multiple_of(experts) => experts,
@@ -76,7 +72,7 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
     };
     Ok(LowRankAdapter::new(
         Arc::new(matcher),
-        method,
+        peft.kind,
         [initial(peft.lora_A_init_method), initial(peft.lora_B_init_method)],
         Dropout { rate: peft.dropout, place },
     )

@@ -1,9 +1,10 @@
 //! Weights into which branches are taken up.
 
+use bridge_core::config::PeftKind;
 use bridge_core::model::LinearLayer;
 use burn::tensor::Tensor;
 
-use super::lora::{Branch, Dropout, LowRankRule, Method, Parameters};
+use super::lora::{Branch, Dropout, LowRankRule, Parameters};
 use super::parts::Parts;
 
 /// The weight `[o, i]` of a whole layer with its branches, whose parameters are in the order of
@@ -12,7 +13,7 @@ pub(crate) fn merged(
     weight_oi: Tensor<2>,
     layer: &LinearLayer,
     branches: &[Branch],
-    method: Method,
+    method: PeftKind,
     parameters: Parameters<'_>,
 ) -> Tensor<2> {
     let rule = LowRankRule {
@@ -27,8 +28,8 @@ pub(crate) fn merged(
     let change_oi = rule.join(changes_io, layer.outputs, 0.0).transpose();
     let sum_oi = weight_oi.clone() + change_oi;
     match method {
-        Method::Lora => sum_oi,
-        Method::Dora => {
+        PeftKind::Lora => sum_oi,
+        PeftKind::Dora => {
             let factors = rule
                 .factors(&weight_oi.clone().into(), parameters)
                 .into_iter()

@@ -30,7 +30,7 @@ mod tests;
 mod trained;
 
 pub use error::AdapterError;
-pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
+pub use lora::{Branch, Dropout, DropoutPlace, LowRankAdapter, Targets};
 pub use matcher::{low_rank_adapter, usual_targets};
 pub use peft_format::{NamedGradient, PeftAdapter, PeftOptions};
 pub use several::{AdapterRequest, AdapterSet, SetError};

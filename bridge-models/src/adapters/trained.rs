@@ -1,6 +1,7 @@
 //! Trained adapter: the branches of a decoder, whose values a checkpoint has, and the base's
 //! weights with them.
 
+use bridge_core::config::PeftKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -8,7 +9,7 @@ use bridge_core::checkpoint::CheckpointError;
 use bridge_core::model::{Adapter, Declaration, LinearAdaptation, LinearLayer, Scope};
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::lora::{Branch, BranchNames, LowRankAdapter, Method};
+use super::lora::{Branch, BranchNames, LowRankAdapter};
 use super::merge::merged;
 use super::parts::Parts;
 use crate::decoder::DecoderConfig;
@@ -39,7 +40,7 @@ pub(super) struct Values {
 /// for.
 #[derive(Clone, Debug)]
 pub struct TrainedAdapter {
-    pub(super) method: Method,
+    pub(super) method: PeftKind,
     /// By name.
     pub(super) layers: BTreeMap<String, AdaptedLayer>,
     /// Parameters of the base that are trained in full.
@@ -90,7 +91,7 @@ impl TrainedAdapter {
             let rows = branch.part.map_or(layer.outputs, |part| parts.rows(part, layer.outputs));
             values.matrices.push(matrix(own(&names.a)?, [branch.rank, layer.inputs]));
             values.matrices.push(matrix(own(&names.b)?, [rows, branch.rank]));
-            if self.method == Method::Dora {
+            if self.method == PeftKind::Dora {
                 values.vectors.push(vector(own(&names.magnitudes)?));
             }
         }

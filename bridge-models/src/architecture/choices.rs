@@ -67,55 +67,6 @@ pub struct YarnConfig {
     pub truncate: bool,
 }
 
-/// Scope of one norm of queries, or of keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum QkNormScope {
-    /// Each head by itself, all with the same weights.
-    Head,
-    /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over
-    /// the whole projection, and a weight for each of its elements.
-    Projection,
-}
-
-/// Place of the norms around a block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NormPlacement {
-    /// `x + block(norm(x))`: pre-norm.
-    Before,
-    /// `x + norm(block(x))`, as in OLMo 2 (arXiv:2501.00656, section 3.2).
-    Output,
-    /// `x + norm(block(norm(x)))`, as in Gemma 2 (arXiv:2408.00118, section 2).
-    Sandwich,
-    /// `norm(x + block(x))`: post-norm (Vaswani et al., arXiv:1706.03762, section 3.1).
-    Sum,
-}
-
-/// The order of a layer's blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BlockOrder {
-    /// The feed-forward block reads the stream after attention.
-    Sequential,
-    /// Both read the stream before the layer, each by its own norm.
-    Parallel,
-    /// Both read the same norm of the stream before the layer.
-    ParallelSharedNorm,
-}
-
-/// The norm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum NormKind {
-    /// Mean and variance, with bias.
-    LayerNorm,
-    /// Root mean square, no bias.
-    #[serde(rename = "RMSNorm")]
-    RmsNorm,
-    /// Mean and variance, no bias.
-    LayerNormNoBias,
-}
-
 /// Layers that a setting applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -146,49 +97,4 @@ impl LayerPattern {
             (false, true) => Self::Listed(layers),
         }
     }
-}
-
-/// Function that turns the router's product into scores of experts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ScoreFunction {
-    /// The softmax over experts.
-    #[default]
-    Softmax,
-    /// Each expert on its own.
-    Sigmoid,
-}
-
-/// In what a router computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RouterPrecision {
-    /// Scores in the parameters' dtype, the rest in float32.
-    #[default]
-    Parameters,
-    /// All in float32.
-    Float32,
-    /// All in float64.
-    Float64,
-}
-
-/// Tokens that an expert over capacity drops.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DropPolicy {
-    /// Tokens with the smallest weights.
-    #[default]
-    Probs,
-    /// The last.
-    Position,
-}
-
-/// Dispatch of tokens to the ranks of their experts. The result is the same.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Dispatcher {
-    /// Each token travels to the ranks of its experts, and back.
-    AllToAll,
-    /// All tokens go to all ranks.
-    AllGather,
 }

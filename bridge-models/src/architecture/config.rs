@@ -2,17 +2,16 @@
 //! a field: its type, its neutral value, and the codec between it and the config tree's `[model]`
 //! section (see `section`). No parsing of `config.json` here.
 
-use bridge_core::config::LoadBalancing;
-use bridge_kernels::Activation;
+use bridge_core::config::{
+    Activation, BlockOrder, LoadBalancing, NormPlacement, Normalization, QkNormScope, RouterDType, RouterScoreFunction,
+    TokenDispatcher, TokenDropPolicy,
+};
 use serde::{Deserialize, Serialize};
 
-use super::choices::{
-    BlockOrder, Dispatcher, DropPolicy, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling,
-    RouterPrecision, ScoreFunction,
-};
+use super::choices::{LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
 use super::moe_codecs;
-use super::section::{SettingCodec, as_read, codecs, described, one_of, or, same, unless};
+use super::section::{SettingCodec, as_read, codecs, described, or, same, unless};
 use crate::architecture::recompute::RecomputedParts;
 
 described! {
@@ -78,7 +77,7 @@ described! {
         /// Normalize query and key.
         qk_layernorm: bool = false => same!(qk_layernorm);
         /// Scope of one of these norms.
-        qk_layernorm_scope: QkNormScope = QkNormScope::Head => one_of!(qk_layernorm_scope, codecs::QK_NORM_SCOPES);
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head => same!(qk_layernorm_scope);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => codecs::QK_L2_NORM;
@@ -121,8 +120,7 @@ described! {
             write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
         };
         /// Activation of the unit.
-        #[serde(with = "ActivationName")]
-        activation: Activation = Activation::Gelu => one_of!(activation_func, codecs::ACTIVATIONS);
+        activation: Activation = Activation::Gelu => same!(activation_func);
         /// Bound of a gated unit's gate from above and of its linear half on both sides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation_clamp: Option<f64> = None => same!(activation_func_clamp_value);
@@ -237,7 +235,7 @@ described! {
         topk: usize = 0 => same!(moe_router_topk);
         /// Function that turns the router's product into scores.
         #[serde(default)]
-        score_function: ScoreFunction = ScoreFunction::Softmax => one_of!(moe_router_score_function, moe_codecs::SCORES);
+        score_function: RouterScoreFunction = RouterScoreFunction::Softmax => same!(moe_router_score_function);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => SettingCodec {
@@ -281,7 +279,7 @@ described! {
         topk_scaling_factor: Option<f64> = None => same!(moe_router_topk_scaling_factor);
         /// In what the router computes.
         #[serde(default)]
-        router_precision: RouterPrecision = RouterPrecision::Parameters => one_of!(moe_router_dtype, moe_codecs::ROUTER_DTYPES);
+        router_precision: Option<RouterDType> = None => same!(moe_router_dtype);
         /// In training each element of the router's input is multiplied by a number from within so
         /// much of one.
         #[serde(default)]
@@ -295,7 +293,7 @@ described! {
         capacity_factor: Option<f64> = None => same!(moe_expert_capacity_factor);
         /// Tokens that an expert drops.
         #[serde(default)]
-        drop_policy: DropPolicy = DropPolicy::Probs => one_of!(moe_token_drop_policy, moe_codecs::DROP_POLICIES);
+        drop_policy: TokenDropPolicy = TokenDropPolicy::Probs => same!(moe_token_drop_policy);
         /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
         #[serde(default)]
         sinkhorn: bool = false => SettingCodec { read: |section, _| Ok(moe_codecs::is_sinkhorn(section)), write: |_, _, _| {} };
@@ -322,7 +320,7 @@ described! {
         /// Weight of the router's z-loss.
         z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
         /// Dispatch of tokens to the ranks of their experts.
-        dispatcher: Dispatcher = Dispatcher::AllGather => one_of!(moe_token_dispatcher_type, moe_codecs::DISPATCHERS);
+        dispatcher: TokenDispatcher = TokenDispatcher::AllGather => same!(moe_token_dispatcher_type);
         /// The experts of a rank are one operation. The result is the same.
         #[serde(default)]
         grouped_gemm: bool = false => same!(moe_grouped_gemm);
@@ -373,9 +371,9 @@ described! {
     #[derive(Copy)]
     pub struct ResidualConfig {
         /// Place of the norms of a layer.
-        norms: NormPlacement = NormPlacement::Before => one_of!(norm_placement, codecs::NORM_PLACEMENTS);
+        norms: NormPlacement = NormPlacement::Before => same!(norm_placement);
         /// Order of attention and the feed-forward block.
-        blocks: BlockOrder = BlockOrder::Sequential => one_of!(block_order, codecs::BLOCK_ORDERS);
+        blocks: BlockOrder = BlockOrder::Sequential => same!(block_order);
         /// Factor on the output of a block before it is added.
         branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
         /// Factor on the stream before outputs are added to it.
@@ -420,22 +418,10 @@ described! {
     #[derive(Copy)]
     pub struct NormConfig {
         /// LayerNorm or RMSNorm.
-        kind: NormKind = NormKind::LayerNorm => one_of!(normalization, codecs::NORMS);
+        kind: Normalization = Normalization::LayerNorm => same!(normalization);
         /// Added to variance or mean square.
         epsilon: f64 = 0.0 => same!(layernorm_epsilon);
         /// The stored weight is the factor minus one.
         zero_centered_gamma: bool = false => same!(layernorm_zero_centered_gamma);
     }
-}
-
-/// Names of the kernels' activations in serialised configurations.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Activation", rename_all = "snake_case")]
-enum ActivationName {
-    Gelu,
-    GeluTanh,
-    Silu,
-    Relu,
-    SquaredRelu,
-    QuickGelu,
 }

@@ -39,11 +39,19 @@ impl DecoderConfig {
 
     /// Unit between the products of a feed-forward block.
     pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
+        let activation = match self.activation {
+            Activation::Gelu => bridge_kernels::Activation::Gelu,
+            Activation::GeluTanh => bridge_kernels::Activation::GeluTanh,
+            Activation::Silu => bridge_kernels::Activation::Silu,
+            Activation::Relu => bridge_kernels::Activation::Relu,
+            Activation::SquaredRelu => bridge_kernels::Activation::SquaredRelu,
+            Activation::QuickGelu => bridge_kernels::Activation::QuickGelu,
+        };
         if !self.gated_linear_unit {
-            return FeedForwardUnit::Plain(self.activation);
+            return FeedForwardUnit::Plain(activation);
         }
         FeedForwardUnit::Gated(GatedUnit {
-            activation: self.activation,
+            activation,
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,
         })

@@ -1,11 +1,11 @@
 //! Models whose layers have one block each: which block, and the settings of the blocks of kind
 //! `mamba`.
 
-use bridge_core::config::TransformerConfig;
+use bridge_core::config::{NormPlacement, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 use serde::{Deserialize, Serialize};
 
-use super::choices::{LayerPattern, NormPlacement};
+use super::choices::LayerPattern;
 use super::config::{DecoderConfig, PositionEmbedding};
 use super::limits::{LARGEST_SIZE, invalid};
 use super::section::{SettingCodec, described, same};

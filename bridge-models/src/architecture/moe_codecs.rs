@@ -1,27 +1,9 @@
 //! Settings of a mixture of experts in the `[model]` section.
 
-use bridge_core::config::{
-    LoadBalancing, OneOrMany, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy, TransformerConfig,
-};
+use bridge_core::config::{LoadBalancing, OneOrMany, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 
-use super::choices::{Dispatcher, DropPolicy, RouterPrecision, ScoreFunction};
 use super::limits::invalid;
-
-pub const ROUTER_DTYPES: [(RouterPrecision, Option<RouterDType>); 3] = [
-    (RouterPrecision::Parameters, None),
-    (RouterPrecision::Float32, Some(RouterDType::Fp32)),
-    (RouterPrecision::Float64, Some(RouterDType::Fp64)),
-];
-
-pub const SCORES: [(ScoreFunction, RouterScoreFunction); 2] =
-    [(ScoreFunction::Softmax, RouterScoreFunction::Softmax), (ScoreFunction::Sigmoid, RouterScoreFunction::Sigmoid)];
-
-pub const DISPATCHERS: [(Dispatcher, TokenDispatcher); 2] =
-    [(Dispatcher::AllToAll, TokenDispatcher::AllToAll), (Dispatcher::AllGather, TokenDispatcher::AllGather)];
-
-pub const DROP_POLICIES: [(DropPolicy, TokenDropPolicy); 2] =
-    [(DropPolicy::Probs, TokenDropPolicy::Probs), (DropPolicy::Position, TokenDropPolicy::Position)];
 
 /// Width of one expert.
 pub fn expert_size(section: &TransformerConfig) -> usize {

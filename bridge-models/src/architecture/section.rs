@@ -107,17 +107,7 @@ macro_rules! unless {
     };
 }
 
-/// A choice, from pairs of ours and the section's.
-macro_rules! one_of {
-    ($setting:ident, $pairs:expr) => {
-        SettingCodec {
-            read: |section, _| codecs::ours(&$pairs, &section.$setting, concat!("model.", stringify!($setting))),
-            write: |value, _, section| section.$setting = codecs::theirs(&$pairs, value),
-        }
-    };
-}
-
-pub(crate) use {as_read, described, one_of, or, same, unless};
+pub(crate) use {as_read, described, or, same, unless};
 
 impl DecoderConfig {
     /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does
@@ -161,47 +151,12 @@ impl DecoderConfig {
 
 /// Codecs of fields that are not one setting of the same type.
 pub(crate) mod codecs {
-    use bridge_core::config::{
-        Activation as ActivationChoice, BlockOrder as BlockOrderChoice, NormPlacement as NormPlacementChoice,
-        Normalization, PositionEmbeddingType, QkNormScope as QkNormScopeChoice,
-    };
-    use bridge_kernels::Activation;
+    use bridge_core::config::PositionEmbeddingType;
 
     use super::*;
-    use crate::architecture::choices::{BlockOrder, NormKind, NormPlacement, QkNormScope, RopeScaling, YarnConfig};
+    use crate::architecture::choices::{RopeScaling, YarnConfig};
     use crate::architecture::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
     use crate::architecture::recompute::RecomputedParts;
-
-    pub const NORMS: [(NormKind, Normalization); 3] = [
-        (NormKind::LayerNorm, Normalization::LayerNorm),
-        (NormKind::RmsNorm, Normalization::RmsNorm),
-        (NormKind::LayerNormNoBias, Normalization::LayerNormNoBias),
-    ];
-
-    pub const NORM_PLACEMENTS: [(NormPlacement, NormPlacementChoice); 4] = [
-        (NormPlacement::Before, NormPlacementChoice::Before),
-        (NormPlacement::Output, NormPlacementChoice::Output),
-        (NormPlacement::Sandwich, NormPlacementChoice::Sandwich),
-        (NormPlacement::Sum, NormPlacementChoice::Sum),
-    ];
-
-    pub const BLOCK_ORDERS: [(BlockOrder, BlockOrderChoice); 3] = [
-        (BlockOrder::Sequential, BlockOrderChoice::Sequential),
-        (BlockOrder::Parallel, BlockOrderChoice::Parallel),
-        (BlockOrder::ParallelSharedNorm, BlockOrderChoice::ParallelSharedNorm),
-    ];
-
-    pub const QK_NORM_SCOPES: [(QkNormScope, QkNormScopeChoice); 2] =
-        [(QkNormScope::Head, QkNormScopeChoice::Head), (QkNormScope::Projection, QkNormScopeChoice::Projection)];
-
-    pub const ACTIVATIONS: [(Activation, ActivationChoice); 6] = [
-        (Activation::Gelu, ActivationChoice::Gelu),
-        (Activation::GeluTanh, ActivationChoice::GeluTanh),
-        (Activation::Silu, ActivationChoice::Silu),
-        (Activation::Relu, ActivationChoice::Relu),
-        (Activation::QuickGelu, ActivationChoice::QuickGelu),
-        (Activation::SquaredRelu, ActivationChoice::SquaredRelu),
-    ];
 
     /// The width as a multiple of muP's base.
     pub const WIDTH_MULTIPLIER: SettingCodec<Option<f64>, DecoderConfig> = SettingCodec {
@@ -243,23 +198,6 @@ pub(crate) mod codecs {
         },
         write: |size, _, section| section.kv_channels = Some(*size),
     };
-
-    /// Our side of the pair.
-    pub fn ours<A: Copy, B: PartialEq + std::fmt::Debug>(
-        pairs: &[(A, B)],
-        theirs: &B,
-        key: &str,
-    ) -> Result<A, ModelBuildError> {
-        let pair = pairs.iter().find(|(_, known)| known == theirs);
-        let message = || format!("{theirs:?} is not implemented in the decoder");
-        pair.map(|(ours, _)| *ours).ok_or_else(|| invalid(key, message()))
-    }
-
-    /// The section's side of the pair.
-    pub fn theirs<A: PartialEq, B: Clone>(pairs: &[(A, B)], ours: &A) -> B {
-        let pair = pairs.iter().find(|(known, _)| known == ours);
-        pair.expect("there is a pair for each of our values").1.clone()
-    }
 
     pub const QK_L2_NORM: SettingCodec<bool, DecoderConfig> = SettingCodec {
         read: |section, table| match section.qk_l2_norm && table.qk_layernorm {

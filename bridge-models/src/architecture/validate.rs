@@ -1,10 +1,10 @@
 //! Consistency of the fields of a decoder's configuration. Each error has the key of the `[model]`
 //! section.
 
+use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, QkNormScope};
 use bridge_core::model::ModelBuildError;
-use bridge_kernels::Activation;
 
-use super::choices::{BlockOrder, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling};
+use super::choices::{LayerPattern, RopeScaling};
 use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
 use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
@@ -192,7 +192,7 @@ impl DecoderConfig {
         if covers_all && !self.qk_layernorm {
             return Err(invalid(key, "expected qk_layernorm = true, which it says more of".into()));
         }
-        if covers_all && self.norm.kind != NormKind::RmsNorm {
+        if covers_all && self.norm.kind != Normalization::RmsNorm {
             let message =
                 "expected normalization = \"RMSNorm\": other norms over whole projections are not implemented";
             return Err(invalid(key, message.into()));

@@ -1,5 +1,6 @@
 //! Self-attention with grouped key/value heads.
 
+use bridge_core::config::QkNormScope;
 use std::sync::Arc;
 
 use bridge_core::model::{
@@ -25,7 +26,6 @@ use super::norm::{Norm, statistics};
 use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges, total_exchanges};
 use super::residual::BlockOutput;
 use super::rope::LayerTables;
-use crate::architecture::choices::QkNormScope;
 use crate::architecture::config::{DecoderConfig, PositionEmbedding};
 
 /// Query, key and value projection, attention, output projection.

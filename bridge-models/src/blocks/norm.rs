@@ -1,11 +1,11 @@
 //! LayerNorm or RMSNorm with its parameters.
 
+use bridge_core::config::Normalization;
 use bridge_core::model::{Component, GradientScope, Initial, ParameterRole, Scope, SegmentCost, TensorPartition};
 use bridge_kernels::{Recomputable, layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 use burn::module::{Module, Param};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::architecture::choices::NormKind;
 use crate::architecture::config::NormConfig;
 
 /// A norm over the last dimension.
@@ -21,8 +21,8 @@ pub(crate) struct Norm {
 /// float32.
 pub(crate) fn statistics(config: NormConfig, rows: u64) -> SegmentCost {
     let numbers = match config.kind {
-        NormKind::LayerNorm | NormKind::LayerNormNoBias => 2,
-        NormKind::RmsNorm => 1,
+        Normalization::LayerNorm | Normalization::LayerNormNoBias => 2,
+        Normalization::RmsNorm => 1,
     };
     let bytes = rows * numbers * 4;
     SegmentCost { kept: bytes, unmoved: bytes, ..SegmentCost::default() }
@@ -53,7 +53,8 @@ impl Norm {
         let vector = |name, initial, role| scope.parameter(name, [size], cut, initial, role);
         Self {
             weight: vector("weight", initial, role),
-            bias: (config.kind == NormKind::LayerNorm).then(|| vector("bias", Initial::Zeros, ParameterRole::Bias)),
+            bias: (config.kind == Normalization::LayerNorm)
+                .then(|| vector("bias", Initial::Zeros, ParameterRole::Bias)),
             config,
         }
     }
@@ -62,8 +63,10 @@ impl Norm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let (weight, bias) = self.parameters_for(&x);
         match self.config.kind {
-            NormKind::LayerNorm | NormKind::LayerNormNoBias => layer_norm(x, weight, bias, self.config.epsilon),
-            NormKind::RmsNorm => rms_norm(x, weight, self.config.epsilon),
+            Normalization::LayerNorm | Normalization::LayerNormNoBias => {
+                layer_norm(x, weight, bias, self.config.epsilon)
+            }
+            Normalization::RmsNorm => rms_norm(x, weight, self.config.epsilon),
         }
     }
 
@@ -78,10 +81,10 @@ impl Norm {
     pub fn forward_residual(&self, x: Tensor<3>) -> (Recomputable<3>, Tensor<3>) {
         let (weight, bias) = self.parameters_for(&x);
         let (normed, x) = match self.config.kind {
-            NormKind::LayerNorm | NormKind::LayerNormNoBias => {
+            Normalization::LayerNorm | Normalization::LayerNormNoBias => {
                 residual_layer_norm(x, weight, bias, self.config.epsilon)
             }
-            NormKind::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
+            Normalization::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
         };
         let dtype = self.dtype();
         // What is rounded afterwards is not what the norm makes.

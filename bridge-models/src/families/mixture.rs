@@ -1,8 +1,9 @@
 //! Rows of settings and positions of experts that families with experts share.
 
+use bridge_core::config::{RouterDType, RouterScoreFunction};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, MoeConfig, RouterPrecision, ScoreFunction};
+use crate::decoder::{DecoderConfig, MoeConfig};
 use crate::huggingface::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::Setting;
@@ -44,9 +45,9 @@ impl SigmoidRouter {
         let chosen = fields.size("topk_group")?.unwrap_or(self.chosen);
         let factor = fields.number("routed_scaling_factor")?.unwrap_or(self.factor);
         let moe = experts(config);
-        (moe.score_function, moe.expert_bias) = (ScoreFunction::Sigmoid, true);
+        (moe.score_function, moe.expert_bias) = (RouterScoreFunction::Sigmoid, true);
         // Scores are computed in float32, whatever the parameters are.
-        moe.router_precision = RouterPrecision::Float32;
+        moe.router_precision = Some(RouterDType::Fp32);
         let divides = moe.num_experts.is_multiple_of(groups);
         let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
         fields.require(divides, "n_group", &groups.to_string(), &expected)?;

@@ -155,8 +155,8 @@ impl<'a> Fields<'a> {
 static OFF: Value = Value::Bool(false);
 
 /// The activations with their names in `config.json`; the first name of each is the one written.
-const ACTIVATIONS: [(&str, bridge_kernels::Activation); 10] = {
-    use bridge_kernels::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu};
+const ACTIVATIONS: [(&str, bridge_core::config::Activation); 10] = {
+    use bridge_core::config::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu};
     [
         ("gelu_new", GeluTanh),
         ("gelu_pytorch_tanh", GeluTanh),
@@ -175,8 +175,8 @@ const ACTIVATIONS: [(&str, bridge_kernels::Activation); 10] = {
 pub(crate) fn activation(
     fields: &Fields,
     key: &str,
-    default: bridge_kernels::Activation,
-) -> Result<bridge_kernels::Activation, HfError> {
+    default: bridge_core::config::Activation,
+) -> Result<bridge_core::config::Activation, HfError> {
     let Some(name) = fields.string(key)? else {
         return Ok(default);
     };
@@ -184,7 +184,11 @@ pub(crate) fn activation(
 }
 
 /// The activation called `name`, which `key` says.
-pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Result<bridge_kernels::Activation, HfError> {
+pub(crate) fn activation_called(
+    fields: &Fields,
+    key: &str,
+    name: &str,
+) -> Result<bridge_core::config::Activation, HfError> {
     match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {
@@ -198,13 +202,13 @@ pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Resul
 ///
 /// # Panics
 /// If there is no activation of this name.
-pub(crate) fn named_activation(name: &str) -> bridge_kernels::Activation {
+pub(crate) fn named_activation(name: &str) -> bridge_core::config::Activation {
     let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
     known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")
 }
 
 /// The name `config.json` has for an activation.
-pub(crate) fn activation_name(activation: bridge_kernels::Activation) -> &'static str {
+pub(crate) fn activation_name(activation: bridge_core::config::Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
     known.map(|(name, _)| *name).expect("the table has every activation")
 }

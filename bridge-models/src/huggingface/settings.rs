@@ -1,7 +1,7 @@
 //! Meaning of a family's table of settings: a row maps a key of `config.json` to a field of the
 //! decoder, and is used for reading and writing.
 
-use bridge_kernels::Activation;
+use bridge_core::config::Activation;
 use serde_json::{Map, Value, json};
 
 use super::error::HfError;

@@ -1,19 +1,45 @@
-//! The `choices!` macro; the folder has every enumeration of the configuration. Rules do not belong
+//! The macros of choices; the folder has every enumeration of the configuration. Rules do not belong
 //! here.
+
+/// Makes settings of enumerations of crates below this one, whose variants are written as names.
+macro_rules! settings {
+    ($( $Type:ty { $( $Variant:ident = $text:literal ),+ $(,)? } )+) => {$(
+        impl $crate::field::Field for $Type {
+            fn read(node: &$crate::node::Node, reader: &mut $crate::reader::Reader<'_>) -> Option<Self> {
+                let named = match &node.data {
+                    $( $crate::node::Data::String(text) if text == $text => Some(Self::$Variant), )+
+                    _ => None,
+                };
+                named.or_else(|| reader.wrong_type(node, &Self::spec()))
+            }
+            fn write(&self) -> $crate::node::Node {
+                $crate::node::Node::string(match self { $( Self::$Variant => $text, )+ })
+            }
+            fn spec() -> $crate::spec::TypeSpec {
+                $crate::spec::TypeSpec::Choice(&[$($text),+])
+            }
+        }
+    )+};
+}
 
 /// Declares an enum whose variants are written as names; names after `|` are accepted too. Variants
 /// whose name says all have no sentence.
 macro_rules! choices {
     ($(
-        $(#[doc = $doc:literal])+
+        $(#[$attribute:meta])+
         pub enum $Name:ident {
-            $( $(#[doc = $variant_doc:literal])* $Variant:ident = $text:literal $(| $other:literal)* , )+
+            $( $(#[$variant_attribute:meta])* $Variant:ident = $text:literal $(| $other:literal)* , )+
         }
     )+) => {$(
-        $(#[doc = $doc])+
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        $(#[$attribute])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
         pub enum $Name {
-            $( $(#[doc = $variant_doc])* #[doc = concat!(" `", $text, "` in recipes.")] $Variant, )+
+            $(
+                $(#[$variant_attribute])*
+                #[doc = concat!(" `", $text, "` in recipes.")]
+                #[serde(rename = $text $(, alias = $other)*)]
+                $Variant,
+            )+
         }
 
         impl $Name {

@@ -41,13 +41,13 @@ choices! {
 
     /// Place of the norms in a layer (ours).
     pub enum NormPlacement {
-        /// Before each block: pre-norm.
+        /// `x + block(norm(x))`: pre-norm.
         Before = "before",
-        /// On each block's output.
+        /// `x + norm(block(x))`, as in OLMo 2 (arXiv:2501.00656, section 3.2).
         Output = "output",
-        /// Both.
+        /// `x + norm(block(norm(x)))`, as in Gemma 2 (arXiv:2408.00118, section 2).
         Sandwich = "sandwich",
-        /// On the sum of residual stream and output: post-norm.
+        /// `norm(x + block(x))`: post-norm (Vaswani et al., arXiv:1706.03762, section 3.1).
         Sum = "sum",
     }
 
@@ -65,7 +65,8 @@ choices! {
     pub enum QkNormScope {
         /// Each head by itself, all with the same weights.
         Head = "head",
-        /// All heads together, with a weight for each element.
+        /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over
+        /// the whole projection, and a weight for each of its elements.
         Projection = "projection",
     }
 
@@ -147,9 +148,11 @@ choices! {
         TransformerEngine = "transformer_engine",
     }
 
-    /// Gate of a mixture-of-experts router.
+    /// Function that turns the product of a mixture-of-experts router into scores.
+    #[derive(Default)]
     pub enum RouterScoreFunction {
-        /// Over all experts.
+        /// The softmax over all experts.
+        #[default]
         Softmax = "softmax",
         /// Each expert on its own.
         Sigmoid = "sigmoid",
@@ -167,25 +170,29 @@ choices! {
         None = "none",
     }
 
-    /// Router arithmetic.
+    /// Number format in which a router computes, where it is not that of the parameters.
     pub enum RouterDType {
         Fp32 = "fp32",
         Fp64 = "fp64",
     }
 
-    /// Dispatch of tokens to their experts.
+    /// Dispatch of tokens to the ranks of their experts. The result is the same.
     pub enum TokenDispatcher {
-        /// Gather all tokens everywhere.
+        /// All tokens go to all ranks.
         AllGather = "allgather",
-        /// Exchange only what is needed.
+        /// Each token travels to the ranks of its experts, and back.
         AllToAll = "alltoall",
-        /// A vendor's library.
+        /// By a vendor's library; here as [`AllToAll`](Self::AllToAll).
         Flex = "flex",
     }
 
-    /// Choice of the tokens that are dropped over capacity.
+    /// Tokens that an expert over capacity drops.
+    #[derive(Default)]
     pub enum TokenDropPolicy {
+        /// Those with the smallest weights.
+        #[default]
         Probs = "probs",
+        /// The last.
         Position = "position",
     }
 
@@ -225,9 +232,12 @@ choices! {
         Cosine = "cosine",
     }
 
-    /// Adapter method.
+    /// Effect of an adapter's branches on a weight.
     pub enum PeftKind {
+        /// They are added (Hu et al., arXiv:2106.09685).
         Lora = "lora",
+        /// They are added, and the rows of the sum have lengths that are learned (Liu et al.,
+        /// arXiv:2402.09353).
         Dora = "dora",
     }
 }

@@ -44,23 +44,28 @@ choices! {
         Gloo = "gloo",
     }
 
-    /// Injected fault.
+    /// Type of an injected fault.
+    #[derive(Default)]
     pub enum ErrorInjectionType {
-        /// A correct result that looks unexpected.
+        /// Every rerun agrees with the first run.
         CorrectResult = "correct_result",
-        /// Gone at the first rerun.
+        /// The rerun in place differs.
+        #[default]
         TransientError = "transient_error",
-        /// Gone only on another device.
+        /// The rerun in place agrees, the one from a checkpoint differs.
         PersistentError = "persistent_error",
     }
 
-    /// Mode of the rerun state machine.
+    /// Reaction of the rerun state machine to rejected results.
+    #[derive(Default)]
     pub enum RerunMode {
-        /// A rejected result fails at once.
+        /// An error, or a warning when the check is not fatal.
+        #[default]
         Disabled = "disabled",
-        /// A rejected result is computed again.
+        /// Reruns.
         ValidateResults = "validate_results",
-        /// Everything is computed twice.
+        /// The same as when disabled; and every step runs twice, to see how far its results are
+        /// apart.
         ReportDeterminismStats = "report_determinism_stats" | "report_stats",
     }
 

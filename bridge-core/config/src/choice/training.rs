@@ -1,5 +1,8 @@
 //! Choices of schedule, data, tokenizer and logs.
 
+pub use bridge_data::sft::{BadLine, PackingAlgorithm, TruncationMethod};
+pub use bridge_data::tokenizer::TiktokenPattern;
+
 use crate::field::Field;
 use crate::node::{Data, Node};
 use crate::reader::Reader;
@@ -28,6 +31,13 @@ macro_rules! curves {
 }
 curves!(LrDecayStyle, WsdDecayStyle, WeightDecayIncrStyle);
 
+settings! {
+    TruncationMethod { Right = "right", Left = "left" }
+    BadLine { Error = "error", Skip = "skip" }
+    PackingAlgorithm { FirstFitDecreasing = "first_fit_decreasing", FirstFitShuffle = "first_fit_shuffle" }
+    TiktokenPattern { V1 = "v1", V2 = "v2" }
+}
+
 choices! {
     /// Sampler.
     pub enum DataloaderType {
@@ -39,30 +49,6 @@ choices! {
         Batch = "batch",
         /// The dataset brings its own.
         External = "external",
-    }
-
-    /// End of a text that is cut off.
-    pub enum TruncationMethod {
-        /// The end of the text.
-        Right = "right",
-        /// The beginning of the text.
-        Left = "left",
-    }
-
-    /// Reaction to a line that is not an example.
-    pub enum BadLine {
-        /// It ends the run.
-        Error = "error",
-        /// It is left out and counted.
-        Skip = "skip",
-    }
-
-    /// In which order examples are put into the first sequence that has room.
-    pub enum PackingAlgorithm {
-        /// The longest first.
-        FirstFitDecreasing = "first_fit_decreasing",
-        /// Drawn from the seed.
-        FirstFitShuffle = "first_fit_shuffle",
     }
 
     /// Format of a text source.
@@ -96,12 +82,6 @@ choices! {
         ByteLevelBpe = "ByteLevelBPE",
     }
 
-    /// TikToken pre-tokenizer.
-    pub enum TiktokenPattern {
-        V1 = "v1",
-        V2 = "v2",
-    }
-
     /// Aggregation of timers over ranks.
     pub enum TimingLogOption {
         Max = "max",
@@ -117,12 +97,17 @@ choices! {
         Days = "days",
     }
 
-    /// Display of progress on the terminal. Ours.
+    /// Display of progress. Ours.
+    #[derive(Default)]
     pub enum Progress {
-        /// A bar on a terminal, lines elsewhere.
+        /// A bar if standard error is a terminal, plain lines otherwise.
+        #[default]
         Auto = "auto",
+        /// A bar.
         Bar = "bar",
+        /// Plain lines.
         Plain = "plain",
+        /// No display.
         None = "none",
     }
 

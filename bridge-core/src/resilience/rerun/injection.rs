@@ -3,20 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::state::{Call, RerunState};
+use crate::config::ErrorInjectionType;
 
-/// Type of an injected fault.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ErrorInjectionType {
-    /// Every rerun agrees with the first run.
-    CorrectResult,
-    /// The rerun in place differs.
-    #[default]
-    TransientError,
-    /// The rerun in place agrees, the one from a checkpoint differs.
-    PersistentError,
-}
+use super::state::{Call, RerunState};
 
 /// Rate and type of injected faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,22 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::determinism::{CheckDifferences, Differences};
 use super::finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
+use crate::config::RerunMode;
+
 use super::injection::{ErrorInjection, Fault, Injector};
 use super::relative_difference;
 use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
-
-/// Reaction to rejected results.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum RerunMode {
-    /// An error, or a warning when the check is not fatal.
-    #[default]
-    Disabled,
-    /// Reruns.
-    ValidateResults,
-    /// The same as when disabled; and every step runs twice, to see how far its results are apart.
-    ReportDeterminismStats,
-}
 
 /// Parameters of a [`RerunStateMachine`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

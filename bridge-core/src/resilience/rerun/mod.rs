@@ -10,7 +10,7 @@
 //! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
 //! ```
 //!
-//! With [`RerunMode::ReportDeterminismStats`] every step runs twice, and how far its results are
+//! With [`RerunMode::ReportDeterminismStats`](crate::config::RerunMode::ReportDeterminismStats) every step runs twice, and how far its results are
 //! apart is counted instead.
 
 mod determinism;
@@ -23,8 +23,8 @@ mod tests;
 
 pub use determinism::{CheckDifferences, Spread};
 pub use finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
-pub use injection::{ErrorInjection, ErrorInjectionType};
-pub use machine::{RerunConfig, RerunMode, RerunStateMachine, Severity, Validation};
+pub use injection::ErrorInjection;
+pub use machine::{RerunConfig, RerunStateMachine, Severity, Validation};
 pub use state::{ExitDecision, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
 /// Exit code that asks the launcher to resume, elsewhere if possible, to find out what was wrong.

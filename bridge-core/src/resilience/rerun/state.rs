@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::injection::ErrorInjectionType;
 use super::{EXIT_CODE_FAILED_ON_RESULT_VALIDATION, EXIT_CODE_RESUME_TO_DISAMBIGUATE};
+use crate::config::ErrorInjectionType;
 
 /// State of the machine within a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use burn::tensor::FloatDType;
 use crate::config::{self, RunConfig};
 use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire};
 use crate::plan;
-use crate::resilience::rerun::{ErrorInjection, ErrorInjectionType, Placement, RerunConfig, RerunMode};
+use crate::resilience::rerun::{ErrorInjection, Placement, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{
     BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaleError, LossScaler,
@@ -132,18 +132,10 @@ pub(in crate::train) fn placement(
 pub(in crate::train) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
-        mode: match settings.rerun_mode {
-            config::RerunMode::Disabled => RerunMode::Disabled,
-            config::RerunMode::ValidateResults => RerunMode::ValidateResults,
-            config::RerunMode::ReportDeterminismStats => RerunMode::ReportDeterminismStats,
-        },
+        mode: settings.rerun_mode,
         injection: ErrorInjection {
             rate: settings.error_injection_rate as u64,
-            kind: match settings.error_injection_type {
-                config::ErrorInjectionType::CorrectResult => ErrorInjectionType::CorrectResult,
-                config::ErrorInjectionType::TransientError => ErrorInjectionType::TransientError,
-                config::ErrorInjectionType::PersistentError => ErrorInjectionType::PersistentError,
-            },
+            kind: settings.error_injection_type,
             seed: config.rng.seed,
         },
         placement,

@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use crate::config::RunConfig;
 use crate::optim::GradientPart;
 use crate::resilience::rerun::{
-    CheckDifferences, ExitDecision, Finding, NextPass, Placement, RerunCheckpoint, RerunMode, RerunStateMachine,
-    Severity, UnexpectedResult, Validation,
+    CheckDifferences, ExitDecision, Finding, NextPass, Placement, RerunCheckpoint, RerunStateMachine, Severity,
+    UnexpectedResult, Validation,
 };
 use crate::resilience::{LossChecks, SpikyLossDetector};
 use crate::train::ranks::agreement;

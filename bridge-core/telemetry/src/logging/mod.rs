@@ -37,7 +37,7 @@ pub use json_value::MetricValue;
 pub use memory::{AllocatorMemory, DeviceMemory, HostMemory, MemoryOfRanks, RankMemory, used_on_machine};
 pub use memory_snapshot::{pickle as memory_pickle, table as memory_table};
 pub use nvidia::{Gpu, Nvtx, ProfilerSwitch};
-pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressMode, ProgressSink, ProgressTask};
+pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressSink, ProgressTask, progress_sink};
 pub use rank_timers::RankTimers;
 pub use record::{
     Ending, Figure, FigureKind, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage,

@@ -5,32 +5,18 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use bridge_config::Progress;
+
 use super::bars::TerminalProgress;
 use super::numbers::duration;
 
-/// Display of progress.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ProgressMode {
-    /// A bar if standard error is a terminal, plain lines otherwise.
-    #[default]
-    Auto,
-    /// A bar.
-    Bar,
-    /// Plain lines.
-    Plain,
-    /// No display.
-    None,
-}
-
-impl ProgressMode {
-    /// The sink for this mode, writing to standard error.
-    pub fn sink(self) -> Arc<dyn ProgressSink> {
-        match self {
-            Self::Auto if io::stderr().is_terminal() => Arc::new(TerminalProgress::new()),
-            Self::Bar => Arc::new(TerminalProgress::new()),
-            Self::Auto | Self::Plain => Arc::new(PlainProgress::stderr()),
-            Self::None => Arc::new(NoProgress),
-        }
+/// The sink of this display, writing to standard error.
+pub fn progress_sink(display: Progress) -> Arc<dyn ProgressSink> {
+    match display {
+        Progress::Auto if io::stderr().is_terminal() => Arc::new(TerminalProgress::new()),
+        Progress::Bar => Arc::new(TerminalProgress::new()),
+        Progress::Auto | Progress::Plain => Arc::new(PlainProgress::stderr()),
+        Progress::None => Arc::new(NoProgress),
     }
 }
 
@@ -247,13 +233,13 @@ pub(super) mod tests {
 
     #[test]
     fn modes_choose_sinks() {
-        let mut handle = ProgressMode::None.sink().start(ProgressTask::new("x", 1, "steps"));
+        let mut handle = progress_sink(Progress::None).start(ProgressTask::new("x", 1, "steps"));
         handle.advance(1);
         handle.set_position(1);
         handle.set_message("m");
         let mut calls = 0;
-        ProgressMode::None.sink().suspend(&mut || calls += 1);
-        ProgressMode::Bar.sink().suspend(&mut || calls += 1);
+        progress_sink(Progress::None).suspend(&mut || calls += 1);
+        progress_sink(Progress::Bar).suspend(&mut || calls += 1);
         assert_eq!(calls, 2);
     }
 }

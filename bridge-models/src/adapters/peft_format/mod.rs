@@ -11,6 +11,7 @@ mod modules;
 mod settings;
 mod write;
 
+use bridge_core::config::PeftKind;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use self::modules::{AdaptedModule, SavedParameter};
 use self::settings::Settings;
 pub use self::write::PeftOptions;
 use super::AdapterError;
-use super::lora::{Branch, Dropout, LowRankAdapter, Method, Targets};
+use super::lora::{Branch, Dropout, LowRankAdapter, Targets};
 use super::merge::merged;
 use crate::huggingface::{HfCheckpoint, HfError, HfModel, HostTensor, TensorProblem, TensorSource, parse_settings};
 
@@ -38,7 +39,7 @@ const PREFIX: &str = "base_model.model.";
 /// A folder of `peft` for a base, checked: its tensors are those of its settings.
 #[derive(Debug)]
 pub struct PeftAdapter {
-    method: Method,
+    method: PeftKind,
     modules: Vec<AdaptedModule>,
     saved: Vec<SavedParameter>,
     names: ModuleNames,
@@ -103,7 +104,7 @@ impl PeftAdapter {
         let all = modules::modules(base.config(), base.weight_map(), names);
         let modules = modules::adapted(&settings, all, |name| source.shape(&tensor_name(name, A)).is_some())?;
         let saved = modules::saved(&settings, base, names)?;
-        let method = if settings.is_dora { Method::Dora } else { Method::Lora };
+        let method = if settings.is_dora { PeftKind::Dora } else { PeftKind::Lora };
         let adapter = Self { method, modules, saved, names, source };
         adapter.check(&folder.join(TENSORS))?;
         for SavedParameter { entry, tied, .. } in &adapter.saved {
@@ -175,8 +176,8 @@ impl PeftAdapter {
             let names: Vec<_> = of_layer.map(|adapted| &adapted.names).collect();
             let matrices: Vec<_> = names.iter().flat_map(|names| [matrix(&names.a), matrix(&names.b)]).collect();
             let vectors: Vec<_> = match self.method {
-                Method::Lora => Vec::new(),
-                Method::Dora => names.iter().map(|names| tensor(&names.magnitudes).1).collect(),
+                PeftKind::Lora => Vec::new(),
+                PeftKind::Dora => names.iter().map(|names| tensor(&names.magnitudes).1).collect(),
             };
             let weight_oi = value.reshape([whole.outputs, whole.inputs]);
             let count = whole.outputs * whole.inputs;
@@ -196,7 +197,7 @@ impl PeftAdapter {
                 HostTensor { values: rows.copied().collect(), shape: stored.shape }
             };
             values.insert(names.b.clone(), in_our_order(self.source.read(&tensor_name(&module.name, B))?));
-            if self.method == Method::Dora {
+            if self.method == PeftKind::Dora {
                 let stored = self.source.read(&tensor_name(&module.name, MAGNITUDES))?;
                 values.insert(names.magnitudes.clone(), in_our_order(stored));
             }
@@ -230,7 +231,7 @@ impl PeftAdapter {
             let outputs = module.rows.len();
             push(A, vec![branch.rank, module.layer.inputs], values(&names.a));
             push(B, vec![outputs, branch.rank], module.stored(&values(&names.b), branch.rank));
-            if self.method == Method::Dora {
+            if self.method == PeftKind::Dora {
                 let magnitudes = module.stored(&values(&names.magnitudes), 1);
                 push(&format!("{MAGNITUDES}.weight"), vec![outputs], magnitudes);
             }
@@ -276,7 +277,7 @@ impl PeftAdapter {
             let outputs = module.rows.len();
             expected.insert(tensor_name(&module.name, A), vec![branch.rank, module.layer.inputs]);
             expected.insert(tensor_name(&module.name, B), vec![outputs, branch.rank]);
-            if self.method == Method::Dora {
+            if self.method == PeftKind::Dora {
                 expected.insert(tensor_name(&module.name, MAGNITUDES), vec![outputs]);
             }
         }

@@ -1,5 +1,6 @@
 //! A folder of `peft` made of branches that were trained here.
 
+use bridge_core::config::PeftKind;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -10,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::modules::{Module, ModuleNames, WORD_EMBEDDINGS, modules, tied_head};
 use super::{A, B, MAGNITUDES, PREFIX, SETTINGS, TENSORS, tensor_name};
 use crate::adapters::AdapterError;
-use crate::adapters::lora::{Method, row_lengths};
+use crate::adapters::lora::row_lengths;
 use crate::adapters::parts::Parts;
 use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values, floats, matrix, vector};
 use crate::decoder::DecoderConfig;
@@ -123,7 +124,7 @@ impl TrainedAdapter {
         let AdaptedLayer { layer, branches, .. } = adapted;
         let parts = Parts::from_layer(layer);
         let scale = branches[0].scale;
-        let is_dora = self.method == Method::Dora;
+        let is_dora = self.method == PeftKind::Dora;
         let of = |index: usize| (matrices[2 * index].clone(), matrices[2 * index + 1].clone());
         let (a_ri, b_or, magnitudes_o) = match (branches[0].part, module.part) {
             (None, None) => (of(0).0, of(0).1, vectors.first().cloned()),
@@ -193,7 +194,7 @@ impl TrainedAdapter {
             "alpha_pattern": other(&alpha, &lora_alpha),
             "lora_dropout": options.dropout,
             "target_modules": targets(branches, all),
-            "use_dora": self.method == Method::Dora,
+            "use_dora": self.method == PeftKind::Dora,
             "use_rslora": false,
             "bias": "none",
             "inference_mode": true,

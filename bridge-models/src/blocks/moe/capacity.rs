@@ -4,15 +4,15 @@
 use super::balance::WholeBatch;
 use super::choice::Choice;
 use super::input::MoeInput;
-use crate::architecture::choices::DropPolicy;
 use crate::architecture::config::MoeConfig;
+use bridge_core::config::TokenDropPolicy;
 
 /// Capacity of an expert, and the rule for dropping tokens.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capacity {
     /// Tokens an expert takes, as a multiple of the mean over experts.
     factor: f64,
-    policy: DropPolicy,
+    policy: TokenDropPolicy,
 }
 
 impl Capacity {
@@ -55,8 +55,8 @@ impl Capacity {
         for mut places in by_expert {
             match self.policy {
                 // Of equal weights the earlier token stays.
-                DropPolicy::Probs => places.sort_by(|a, b| weights[*b].total_cmp(&weights[*a])),
-                DropPolicy::Position => {}
+                TokenDropPolicy::Probs => places.sort_by(|a, b| weights[*b].total_cmp(&weights[*a])),
+                TokenDropPolicy::Position => {}
             }
             places.iter().skip(capacity).for_each(|place| dropped[*place] = true);
         }
@@ -78,13 +78,13 @@ mod tests {
             dropped.iter().enumerate().filter(|(_, dropped)| **dropped).map(|(place, _)| place).collect()
         };
         // The mean load of four experts is two tokens.
-        assert_eq!(dropped(DropPolicy::Probs, 1.0), [0, 7]);
-        assert_eq!(dropped(DropPolicy::Position, 1.0), [4, 7]);
-        assert_eq!(dropped(DropPolicy::Probs, 1.1), [7], "three of four: capacities are rounded up");
-        assert!(dropped(DropPolicy::Probs, 2.0).is_empty());
+        assert_eq!(dropped(TokenDropPolicy::Probs, 1.0), [0, 7]);
+        assert_eq!(dropped(TokenDropPolicy::Position, 1.0), [4, 7]);
+        assert_eq!(dropped(TokenDropPolicy::Probs, 1.1), [7], "three of four: capacities are rounded up");
+        assert!(dropped(TokenDropPolicy::Probs, 2.0).is_empty());
         // Padding behind these tokens has chosen no expert, and leaves capacities as they are.
         let (experts, weights) = ([&experts[..], &[4; 8]].concat(), [&weights[..], &[0.5; 8]].concat());
-        let dropped = Capacity { factor: 1.0, policy: DropPolicy::Probs }.above_capacity(&weights, &experts, 4);
+        let dropped = Capacity { factor: 1.0, policy: TokenDropPolicy::Probs }.above_capacity(&weights, &experts, 4);
         assert_eq!(dropped.iter().filter(|dropped| **dropped).count(), 2);
     }
 }

@@ -1,19 +1,19 @@
 //! The choice of experts by their scores, and the gradients of the scores.
 
 use super::balance::Injected;
-use crate::architecture::choices::{RouterPrecision, ScoreFunction};
 use crate::architecture::config::MoeConfig;
+use bridge_core::config::{RouterDType, RouterScoreFunction};
 
 /// Settings of a choice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub topk: usize,
-    pub score_function: ScoreFunction,
+    pub score_function: RouterScoreFunction,
     pub raw_scores: bool,
     pub groups: Option<Groups>,
     pub pre_softmax: bool,
     pub scaling_factor: f64,
-    pub precision: RouterPrecision,
+    pub precision: Option<RouterDType>,
 }
 
 impl Settings {
@@ -22,8 +22,8 @@ impl Settings {
     pub fn new(moe: &MoeConfig) -> Self {
         let (score_function, raw_scores, pre_softmax) = match (moe.sinkhorn, moe.topk) {
             (false, _) => (moe.score_function, moe.raw_scores, moe.pre_softmax),
-            (true, 1) => (ScoreFunction::Sigmoid, true, false),
-            (true, _) => (ScoreFunction::Softmax, false, true),
+            (true, 1) => (RouterScoreFunction::Sigmoid, true, false),
+            (true, _) => (RouterScoreFunction::Softmax, false, true),
         };
         Self {
             topk: moe.topk,
@@ -39,8 +39,8 @@ impl Settings {
     /// A number as the router keeps it.
     fn rounded(&self, value: f64) -> f64 {
         match self.precision {
-            RouterPrecision::Parameters | RouterPrecision::Float32 => f64::from(value as f32),
-            RouterPrecision::Float64 => value,
+            None | Some(RouterDType::Fp32) => f64::from(value as f32),
+            Some(RouterDType::Fp64) => value,
         }
     }
 }
@@ -123,32 +123,32 @@ impl Choice {
         for (token, scores) in scores_ne.chunks_exact(num_experts).enumerate() {
             let (probabilities, log_z) = softmax(scores.iter().copied());
             let sigmoids: Vec<f64> = match settings.score_function {
-                ScoreFunction::Softmax => Vec::new(),
-                ScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
+                RouterScoreFunction::Softmax => Vec::new(),
+                RouterScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
             };
             let compared: Vec<f64> = match (preferred_ne, settings.score_function) {
                 (Some(preferred), _) => preferred[token * num_experts..][..num_experts].to_vec(),
-                (None, ScoreFunction::Sigmoid) => {
+                (None, RouterScoreFunction::Sigmoid) => {
                     sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect()
                 }
-                (None, ScoreFunction::Softmax) if settings.pre_softmax && settings.groups.is_some() => {
+                (None, RouterScoreFunction::Softmax) if settings.pre_softmax && settings.groups.is_some() => {
                     probabilities.clone()
                 }
-                (None, ScoreFunction::Softmax) => scores.to_vec(),
+                (None, RouterScoreFunction::Softmax) => scores.to_vec(),
             };
             let candidates =
                 settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
             let order = best(&compared, candidates, topk);
             let weights: Vec<f64> = match settings.score_function {
-                ScoreFunction::Sigmoid => {
+                RouterScoreFunction::Sigmoid => {
                     let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
                     let divisor = if settings.raw_scores { 1.0 } else { sum + SMALLEST_SUM };
                     order.iter().map(|expert| sigmoids[*expert] / divisor).collect()
                 }
-                ScoreFunction::Softmax if settings.pre_softmax => {
+                RouterScoreFunction::Softmax if settings.pre_softmax => {
                     order.iter().map(|expert| probabilities[*expert]).collect()
                 }
-                ScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
+                RouterScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
             };
             choice.weights_nk.extend(weights.iter().map(|weight| settings.rounded(weight * settings.scaling_factor)));
             choice.probabilities_ne.extend(probabilities.iter().map(|p| settings.rounded(*p)));
@@ -231,7 +231,7 @@ impl Choice {
             let experts = &self.experts_nk[chosen.clone()];
             let d_weights: Vec<f64> =
                 d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
-            if settings.score_function == ScoreFunction::Sigmoid {
+            if settings.score_function == RouterScoreFunction::Sigmoid {
                 gradients.extend(self.sigmoid_gradients(token, &d_weights, injected, settings));
                 continue;
             }

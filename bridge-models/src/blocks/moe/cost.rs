@@ -5,11 +5,11 @@ use bridge_dist::comm::Operation::{AllGather, AllReduce, AllToAll, ReduceScatter
 use bridge_dist::mesh::GroupKind;
 use bridge_kernels::offload::Module;
 
-use crate::architecture::choices::Dispatcher;
 use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::blocks::linear::flops;
 use crate::blocks::mlp::{block_flops, block_operands, inner_bytes, kept_inner_bytes, unit_bytes};
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
+use bridge_core::config::TokenDispatcher;
 
 const FLOAT32: u64 = 4;
 const FLOAT64: u64 = 8;
@@ -128,8 +128,8 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
 /// `tokens` to their experts and back.
 fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exchange> {
     match moe.dispatcher {
-        Dispatcher::AllGather => share(moe, tokens, row, GroupKind::Expert, work.place.expert.size as u64),
-        Dispatcher::AllToAll => {
+        TokenDispatcher::AllGather => share(moe, tokens, row, GroupKind::Expert, work.place.expert.size as u64),
+        TokenDispatcher::AllToAll | TokenDispatcher::Flex => {
             let choices = tokens * moe.topk as u64 * row;
             // How many tokens go to each expert; the tokens, to their experts and back, in forward
             // and in backward.

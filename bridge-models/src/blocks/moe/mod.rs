@@ -38,9 +38,9 @@ use super::linear::{Linear, LinearConfig};
 use super::mlp::Mlp;
 use super::recompute::recomputed;
 use super::regions::Regions;
-use crate::architecture::choices::Dispatcher;
 use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::architecture::recompute::RecomputedParts;
+use bridge_core::config::TokenDispatcher;
 
 /// A feed-forward block made of a router and experts, of which this rank may hold a part.
 #[derive(Module, Debug)]
@@ -201,8 +201,10 @@ impl Moe {
     /// `[n, c]` -> the same, or this rank's terms of it where others share the experts.
     fn experts(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
         match self.dispatcher {
-            Dispatcher::AllToAll => dispatch::all_to_all(x_nc, routing, regions.expert(), &self.experts),
-            Dispatcher::AllGather => dispatch::all_gather(x_nc, routing, regions.expert(), &self.experts),
+            TokenDispatcher::AllToAll | TokenDispatcher::Flex => {
+                dispatch::all_to_all(x_nc, routing, regions.expert(), &self.experts)
+            }
+            TokenDispatcher::AllGather => dispatch::all_gather(x_nc, routing, regions.expert(), &self.experts),
         }
     }
 }

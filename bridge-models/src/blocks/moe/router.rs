@@ -24,6 +24,7 @@
 //! returns: their gradients join those of the scores in backward, and their values go to the
 //! collector of the forward context.
 
+use bridge_core::config::RouterDType;
 use bridge_core::model::{Component, GradientScope, Initial, ParameterRole, Scope, TensorPartition};
 use bridge_kernels::linear;
 use bridge_kernels::vjp::attach;
@@ -34,7 +35,6 @@ use super::balance::{Coefficients, WholeBatch, sinkhorn};
 use super::capacity::Capacity;
 use super::choice::{Choice, Settings};
 use super::input::MoeInput;
-use crate::architecture::choices::RouterPrecision;
 use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::blocks::init::InitialValues;
 
@@ -100,9 +100,9 @@ impl Router {
             )
         };
         let logits_bte = match self.settings.precision {
-            RouterPrecision::Parameters => to_dtype(linear(x_btc, weight_ec, bias_e), DType::F32),
-            RouterPrecision::Float32 => in_dtype(x_btc, DType::F32),
-            RouterPrecision::Float64 => in_dtype(x_btc, DType::F64),
+            None => to_dtype(linear(x_btc, weight_ec, bias_e), DType::F32),
+            Some(RouterDType::Fp32) => in_dtype(x_btc, DType::F32),
+            Some(RouterDType::Fp64) => in_dtype(x_btc, DType::F64),
         };
         self.training.forced(logits_bte, input)
     }

@@ -1,8 +1,8 @@
 //! The router against plain operations.
 
 use super::*;
-use crate::architecture::choices::ScoreFunction;
 use crate::blocks::moe::choice::{Groups, best};
+use bridge_core::config::RouterScoreFunction;
 use bridge_core::model::{Auxiliary, LayerMetrics, Parallel};
 use bridge_kernels::DropoutKey;
 use burn::tensor::activation::softmax as burn_softmax;
@@ -116,7 +116,7 @@ fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
     let device = Device::flex().autodiff();
     let regions = Regions::new(&Parallel::single());
     for raw_scores in [false, true] {
-        let moe = MoeConfig { score_function: ScoreFunction::Sigmoid, raw_scores, ..settings(false) };
+        let moe = MoeConfig { score_function: RouterScoreFunction::Sigmoid, raw_scores, ..settings(false) };
         let bias = [0.4_f32, -0.3, 0.0, 0.2, -0.1];
         let bias_e = Param::from_tensor(Tensor::<1>::from_floats(bias, &device));
         let router = Router { expert_bias: Some(bias_e), ..router(&moe, &device) };
@@ -205,8 +205,12 @@ fn the_loss_of_the_global_batch_counts_the_tokens_of_all_micro_batches_so_far() 
 fn losses_count_the_best_scores_and_loads_what_was_chosen() {
     let device = Device::flex().autodiff();
     let regions = Regions::new(&Parallel::single());
-    let zero =
-        MoeConfig { score_function: ScoreFunction::Sigmoid, aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..settings(false) };
+    let zero = MoeConfig {
+        score_function: RouterScoreFunction::Sigmoid,
+        aux_loss_coeff: 0.0,
+        z_loss_coeff: 0.0,
+        ..settings(false)
+    };
     let kinds = [
         ("load_balancing_loss", MoeConfig { aux_loss_coeff: 0.9, ..zero.clone() }),
         ("seq_load_balancing_loss", MoeConfig { seq_aux_loss_coeff: 0.9, ..zero.clone() }),
@@ -374,7 +378,7 @@ fn routing_in_64_bits_is_that_in_32_bits_with_more_of_them() {
         let gradient = gradient(&x, (routing.weights_nk * upstream(&device)).sum());
         (dtype, data.iter::<f64>().collect::<Vec<f64>>(), routing.experts_nk, gradient)
     };
-    let (narrow, wide) = (of(RouterPrecision::Float32), of(RouterPrecision::Float64));
+    let (narrow, wide) = (of(Some(RouterDType::Fp32)), of(Some(RouterDType::Fp64)));
     assert_eq!((narrow.0, wide.0), (DType::F32, DType::F64));
     assert_eq!(narrow.2, wide.2);
     assert_close(narrow.3, wide.3);

@@ -1,12 +1,13 @@
 //! Settings of Cohere 2; absent ones have the values of `Cohere2Config`.
 
-use crate::decoder::{BlockOrder, DecoderConfig, LayerPattern, NormKind, PositionEmbedding};
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows;
+use bridge_core::config::{BlockOrder, Normalization};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -20,7 +21,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     Setting::Rows(BLOCKS),
     Setting::Always(|c| {
-        c.norm.kind = NormKind::LayerNormNoBias;
+        c.norm.kind = Normalization::LayerNormNoBias;
         c.residual.blocks = BlockOrder::ParallelSharedNorm;
     }),
     Setting::Rows(ATTENTION_BIAS),

@@ -1,17 +1,18 @@
 //! Features of Cohere 2 beyond Llama. Import, export and reference values are tested for all
 //! families in `huggingface/tests`.
 
+use bridge_core::config::{BlockOrder, Normalization};
 use serde_json::json;
 
 use super::FAMILY;
-use crate::decoder::{BlockOrder, DecoderConfig, LayerPattern, NormKind, PositionEmbedding};
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
 use crate::families::testing::{read_back, wrong_key};
 
 #[test]
 fn absent_settings_have_the_familys_defaults() {
     let config = read_back(&FAMILY, json!({}));
     assert_eq!((config.kv_channels, config.max_position_embeddings, config.logit_multiplier), (4, 8192, 0.0625));
-    assert_eq!((config.norm.kind, config.norm.epsilon), (NormKind::LayerNormNoBias, 1e-5));
+    assert_eq!((config.norm.kind, config.norm.epsilon), (Normalization::LayerNormNoBias, 1e-5));
     assert_eq!(config.residual.blocks, BlockOrder::ParallelSharedNorm);
     assert!(config.share_embeddings_and_output_weights && !config.qkv_bias && !config.proj_bias);
     assert_eq!(config.window_size, Some(4095));

@@ -1,10 +1,11 @@
 //! Features of DeepSeek-V3 beyond Llama. Import, export and reference values are tested for all
 //! families in `huggingface/tests`.
 
+use bridge_core::config::RouterScoreFunction;
 use serde_json::{Map, Value, json};
 
 use super::FAMILY;
-use crate::decoder::{DecoderConfig, PositionEmbedding, ScoreFunction};
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 use crate::huggingface::HfError;
 use crate::huggingface::fields::Fields;
 
@@ -50,7 +51,7 @@ fn the_router_has_groups_a_bias_and_sigmoids() {
     let usual = moe(json!({}));
     assert_eq!((usual.num_groups, usual.group_topk, usual.group_score_topk), (Some(8), Some(4), Some(2)));
     assert_eq!((usual.topk, usual.topk_scaling_factor, usual.raw_scores), (8, Some(2.5), false));
-    assert!(usual.expert_bias && usual.score_function == ScoreFunction::Sigmoid);
+    assert!(usual.expert_bias && usual.score_function == RouterScoreFunction::Sigmoid);
     assert_eq!(usual.shared_expert_intermediate_size, Some(11));
     let one = moe(json!({ "n_group": 1, "topk_group": 1, "n_shared_experts": 3, "norm_topk_prob": false }));
     assert_eq!((one.num_groups, one.shared_expert_intermediate_size, one.raw_scores), (None, Some(33), true));

@@ -1,8 +1,9 @@
 //! Settings of Gemma 2; absent ones have the values of `Gemma2Config`. Gemma 3 shares most rows.
 
+use bridge_core::config::{NormPlacement, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, NormKind, NormPlacement};
+use crate::decoder::DecoderConfig;
 use crate::families::llama::config::{ATTENTION_BIAS, ROPE, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
@@ -32,7 +33,7 @@ pub(crate) const LAYERS: &[Setting] = &[
     Setting::KeyValueHeads(4),
     size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         c.norm.zero_centered_gamma = true;
         c.residual.norms = NormPlacement::Sandwich;
         c.gated_linear_unit = true;

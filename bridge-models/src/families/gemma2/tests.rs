@@ -1,10 +1,11 @@
 //! Features of Gemma 2 beyond Llama. Import, export and reference values are tested for all
 //! families in `huggingface/tests`.
 
+use bridge_core::config::NormPlacement;
 use serde_json::json;
 
 use super::FAMILY;
-use crate::decoder::{LayerPattern, NormPlacement};
+use crate::decoder::LayerPattern;
 use crate::families::testing::{parse, read_back, wrong_key};
 
 #[test]

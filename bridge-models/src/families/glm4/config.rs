@@ -1,11 +1,12 @@
 //! Settings of GLM-4; absent ones have the values of `Glm4Config`.
 
-use crate::decoder::{DecoderConfig, NormPlacement, PositionEmbedding};
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 use crate::families::llama::config::{BLOCKS, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
+use bridge_core::config::NormPlacement;
 
 const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
 

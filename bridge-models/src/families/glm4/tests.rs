@@ -1,10 +1,11 @@
 //! Features of GLM-4 beyond Llama. Import, export and reference values are tested for all families
 //! in `huggingface/tests`.
 
+use bridge_core::config::NormPlacement;
 use serde_json::json;
 
 use super::FAMILY;
-use crate::decoder::{NormPlacement, PositionEmbedding};
+use crate::decoder::PositionEmbedding;
 use crate::families::testing::{parse, read_back};
 
 #[test]

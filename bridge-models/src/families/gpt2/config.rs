@@ -1,15 +1,15 @@
 //! Settings of GPT-2; absent ones have the values of `GPT2Config`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, Normalization};
 use serde_json::json;
 
-use crate::decoder::{NormKind, PositionEmbedding};
+use crate::decoder::PositionEmbedding;
 use crate::huggingface::settings::{Setting, size, size_or, usual_softmax_scale};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {
         c.position_embedding = PositionEmbedding::LearnedAbsolute;
-        c.norm.kind = NormKind::LayerNorm;
+        c.norm.kind = Normalization::LayerNorm;
         (c.qkv_bias, c.proj_bias, c.mlp_bias) = (true, true, true);
     }),
     Setting::Only("scale_attn_by_inverse_layer_idx", || json!(false)),

@@ -1,9 +1,9 @@
 //! Settings of GPT-NeoX; absent ones have the values of `GPTNeoXConfig`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, BlockOrder, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{BlockOrder, DecoderConfig, NormKind, PositionEmbedding};
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
@@ -24,7 +24,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {
         c.num_query_groups = c.num_attention_heads;
         c.kv_channels = c.hidden_size / c.num_attention_heads;
-        c.norm.kind = NormKind::LayerNorm;
+        c.norm.kind = Normalization::LayerNorm;
         c.mlp_bias = true;
     }),
     USUAL_SOFTMAX_SCALE,

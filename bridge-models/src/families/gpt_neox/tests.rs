@@ -1,10 +1,11 @@
 //! Features of GPT-NeoX. Import, export and reference values are tested for all families in
 //! `huggingface/tests`.
 
+use bridge_core::config::{BlockOrder, Normalization};
 use serde_json::{Value, json};
 
 use super::FAMILY;
-use crate::decoder::{BlockOrder, NormKind, PositionEmbedding};
+use crate::decoder::PositionEmbedding;
 use crate::families::testing::{read_back, wrong_key};
 
 fn rotated(more: Value) -> (f64, f64) {
@@ -20,7 +21,7 @@ fn absent_settings_have_the_familys_defaults() {
     assert_eq!((config.num_query_groups, config.kv_channels, config.max_position_embeddings), (6, 8, 2048));
     assert!(config.qkv_bias && config.proj_bias && config.mlp_bias && !config.gated_linear_unit);
     assert!(!config.share_embeddings_and_output_weights);
-    assert_eq!((config.norm.kind, config.norm.epsilon), (NormKind::LayerNorm, 1e-5));
+    assert_eq!((config.norm.kind, config.norm.epsilon), (Normalization::LayerNorm, 1e-5));
     assert_eq!(config.residual.blocks, BlockOrder::Parallel);
 }
 

@@ -1,9 +1,9 @@
 //! Settings of GPT-OSS; absent ones have the values of `GptOssConfig`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, NormKind, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 use crate::families::llama::config::SIZES;
 use crate::families::mixture::experts;
 use crate::huggingface::error::HfError;
@@ -26,7 +26,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("hidden_act", || json!("silu")),
     Setting::Only("swiglu_alpha", || json!(1.702)),
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         (c.gated_linear_unit, c.activation, c.linear_offset) = (true, Activation::QuickGelu, 1.0);
         (c.attention_sinks, c.mlp_bias) = (true, true);
         experts(c).ffn_hidden_size = c.ffn_hidden_size;

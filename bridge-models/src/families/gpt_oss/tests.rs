@@ -1,7 +1,7 @@
 //! Features of GPT-OSS beyond Llama. Import, export and reference values are tested for all
 //! families in `huggingface/tests`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::Activation;
 use serde_json::json;
 
 use super::FAMILY;

@@ -1,9 +1,8 @@
 //! Settings of Llama; absent ones have the values of `LlamaConfig`. Families that descend from it
 //! share most rows.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, Normalization};
 
-use crate::decoder::NormKind;
 use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_heads, size, size_or};
 
@@ -54,7 +53,7 @@ pub(crate) const LAYERS: &[Setting] = &[
 pub(crate) const BLOCKS: &[Setting] = &[
     USUAL_SOFTMAX_SCALE,
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         c.gated_linear_unit = true;
     }),
     Setting::Activation("hidden_act", |c| &mut c.activation, Activation::Silu),

@@ -1,9 +1,10 @@
 //! Settings of Mamba-2; absent ones have the values of `Mamba2Config`. Hybrids share the rows of
 //! the state space block.
 
+use bridge_core::config::Normalization;
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig, NormKind};
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::json::{from_number, number};
@@ -14,7 +15,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size("hidden_size", |c| &mut c.hidden_size),
     size("num_hidden_layers", |c| &mut c.num_layers),
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         c.hybrid = Some(HybridConfig { layers: vec![HybridBlock::Mamba; c.num_layers], mamba: MambaConfig::neutral() });
     }),
     size_or("state_size", |c| &mut mamba(c).state_size, |_, _| Ok(128)),

@@ -1,11 +1,9 @@
 //! Settings of Nemotron-H; absent ones have the values of `NemotronHConfig`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{
-    DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MambaConfig, NormKind, PositionEmbedding,
-};
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MambaConfig, PositionEmbedding};
 use crate::families::mamba2::config::{BLOCK, mamba, silu};
 use crate::families::mixture::{SigmoidRouter, experts};
 use crate::huggingface::error::HfError;
@@ -14,7 +12,7 @@ use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_h
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         c.position_embedding = PositionEmbedding::None;
     }),
     size("vocab_size", |c| &mut c.vocab_size),

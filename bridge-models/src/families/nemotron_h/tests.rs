@@ -1,8 +1,9 @@
 //! Layers of a Nemotron-H `config.json`.
 
+use bridge_core::config::RouterScoreFunction;
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, ScoreFunction};
+use crate::decoder::DecoderConfig;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::{ExpertLayout, WeightMap};
 
@@ -45,7 +46,9 @@ fn layers_with_experts_have_a_router_of_sigmoids() {
     let moe = config.moe.clone().unwrap();
     assert_eq!((moe.num_experts, moe.topk, moe.ffn_hidden_size, moe.num_groups), (6, 2, 7688, None));
     assert_eq!((moe.shared_expert_intermediate_size, moe.topk_scaling_factor), (Some(7688), None));
-    assert!(moe.expert_bias && moe.score_function == ScoreFunction::Sigmoid && !moe.raw_scores && !moe.linear_bias);
+    assert!(
+        moe.expert_bias && moe.score_function == RouterScoreFunction::Sigmoid && !moe.raw_scores && !moe.linear_bias
+    );
     assert_eq!((0..4).filter(|layer| moe.layers.includes(*layer)).collect::<Vec<_>>(), [1, 3]);
     let family = &super::FAMILY;
     assert_eq!(family.decoder_config(&Fields::new(&family.settings(&config).unwrap())).unwrap(), config);

@@ -1,8 +1,9 @@
 //! Settings of OLMo 2; absent ones have the values of `Olmo2Config`.
 
+use bridge_core::config::{NormPlacement, QkNormScope};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, NormPlacement, PositionEmbedding, QkNormScope, RopeConfig, RopeScaling};
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
 use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};

@@ -1,10 +1,10 @@
 //! Features of OLMo 2 beyond Llama. Import, export and reference values are tested for all families
 //! in `huggingface/tests`.
 
+use bridge_core::config::{NormPlacement, QkNormScope};
 use serde_json::json;
 
 use super::FAMILY;
-use crate::decoder::{NormPlacement, QkNormScope};
 use crate::families::testing::read_back;
 use crate::huggingface::{ExpertLayout, WeightMap};
 

@@ -1,8 +1,8 @@
 //! Settings of OLMoE; absent ones have the values of `OlmoeConfig`.
 
+use bridge_core::config::QkNormScope;
 use serde_json::json;
 
-use crate::decoder::QkNormScope;
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
 use crate::families::mixture::{NORM_TOPK_PROB, experts};
 use crate::huggingface::settings::{Setting, size_or};

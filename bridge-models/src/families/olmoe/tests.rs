@@ -1,10 +1,10 @@
 //! Features of OLMoE beyond Llama. Import, export and reference values are tested for all families
 //! in `huggingface/tests`.
 
+use bridge_core::config::QkNormScope;
 use serde_json::json;
 
 use super::FAMILY;
-use crate::decoder::QkNormScope;
 use crate::families::testing::{read_back, wrong_key};
 
 #[test]

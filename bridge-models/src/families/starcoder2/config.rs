@@ -1,9 +1,9 @@
 //! Settings of StarCoder 2; absent ones have the values of `Starcoder2Config`.
 
-use crate::decoder::NormKind;
 use crate::families::llama::config::{HEAD_SIZE, ROPE, SIZES};
 use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
 use crate::huggingface::windows;
+use bridge_core::config::Normalization;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -11,7 +11,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
     USUAL_SOFTMAX_SCALE,
-    Setting::Always(|c| c.norm.kind = NormKind::LayerNorm),
+    Setting::Always(|c| c.norm.kind = Normalization::LayerNorm),
     Setting::NamedActivation("hidden_act", |c| &mut c.activation, "gelu_pytorch_tanh"),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.018_042)),
     Setting::Number("norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),

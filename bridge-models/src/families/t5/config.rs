@@ -1,9 +1,9 @@
 //! Settings of T5; absent ones have the values of `T5Config`.
 
-use bridge_kernels::Activation;
+use bridge_core::config::{Activation, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, EncoderConfig, NormKind, PositionEmbedding, RelativeConfig};
+use crate::decoder::{DecoderConfig, EncoderConfig, PositionEmbedding, RelativeConfig};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::{Fields, activation_called, activation_name};
 use crate::huggingface::settings::{Setting, size, size_or};
@@ -22,7 +22,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("relative_attention_num_buckets", |c| &mut relative(c).num_buckets, |_, _| Ok(32)),
     size_or("relative_attention_max_distance", |c| &mut relative(c).max_distance, |_, _| Ok(128)),
     Setting::Always(|c| {
-        c.norm.kind = NormKind::RmsNorm;
+        c.norm.kind = Normalization::RmsNorm;
         c.softmax_scale = 1.0;
     }),
     Setting::Number("layer_norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),

@@ -1,10 +1,11 @@
 //! Keys that a `config.json` leaves out, has as null, or has beside others that count: what
 //! transformers makes of them.
 
+use bridge_core::config::RouterDType;
 use serde_json::{Map, Value, json};
 
 use super::{family, fields::Fields};
-use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding, RopeScaling, RouterPrecision};
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding, RopeScaling};
 use crate::huggingface::HfError;
 
 /// A decoder of 64 heads of two elements, from a file with nothing but sizes and `more`.
@@ -119,9 +120,9 @@ fn routers_with_sigmoids_compute_in_float32() {
     let latent = json!({ "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7 });
     let config = read_back("deepseek_v3", latent);
     assert_eq!(config.latent.as_ref().unwrap().q_lora_rank, Some(1536), "absent is not null");
-    assert_eq!(precision(config), RouterPrecision::Float32);
-    assert_eq!(precision(read_back("nemotron_h", json!({}))), RouterPrecision::Float32);
-    assert_eq!(precision(read_back("mixtral", json!({}))), RouterPrecision::Parameters);
+    assert_eq!(precision(config), Some(RouterDType::Fp32));
+    assert_eq!(precision(read_back("nemotron_h", json!({}))), Some(RouterDType::Fp32));
+    assert_eq!(precision(read_back("mixtral", json!({}))), None);
 }
 
 #[test]
@@ -176,7 +177,7 @@ fn the_two_parts_of_t5s_feed_forward_may_be_said_apart() {
         let config = family("t5").decoder_config(&Fields::new(&settings)).unwrap();
         (config.gated_linear_unit, config.activation)
     };
-    use bridge_kernels::Activation::{GeluTanh, Relu, Silu};
+    use bridge_core::config::Activation::{GeluTanh, Relu, Silu};
     assert_eq!(read(json!({})), (false, Relu));
     assert_eq!(read(json!({ "feed_forward_proj": "gated-gelu" })), (true, GeluTanh));
     assert_eq!(read(json!({ "feed_forward_proj": "gated-gelu", "dense_act_fn": "silu" })), (true, Silu));

@@ -133,7 +133,7 @@ fn absent_settings_have_the_families_defaults() {
         settings.remove(key);
     }
     let config = parse(&settings).unwrap();
-    assert_eq!((config.ffn_hidden_size, config.activation), (256, bridge_kernels::Activation::GeluTanh));
+    assert_eq!((config.ffn_hidden_size, config.activation), (256, bridge_core::config::Activation::GeluTanh));
     assert_eq!((config.embedding_dropout, config.hidden_dropout), (0.1, 0.0));
     assert!(config.share_embeddings_and_output_weights);
 }

@@ -1,12 +1,12 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
+use bridge_core::config::{BlockOrder, NormPlacement};
 use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::offload::Module as OffloadModule;
 use bridge_kernels::{DropoutKey, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::architecture::choices::{BlockOrder, NormPlacement};
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::key_values::KeyValues;

@@ -27,10 +27,7 @@ pub mod presets;
 #[cfg(test)]
 mod tests;
 
-pub use crate::architecture::choices::{
-    BlockOrder, Dispatcher, DropPolicy, LayerPattern, NormKind, NormPlacement, QkNormScope, RopeScaling,
-    RouterPrecision, ScoreFunction, YarnConfig,
-};
+pub use crate::architecture::choices::{LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
     DecoderConfig, EncoderConfig, LatentConfig, MoeConfig, NormConfig, PositionEmbedding, RelativeConfig,
     ResidualConfig, RopeConfig,

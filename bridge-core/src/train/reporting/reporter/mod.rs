@@ -17,8 +17,8 @@ use crate::logging::chart::{CAN_DRAW, PlotError};
 use crate::logging::numbers::grouped;
 use crate::logging::terminal::{coloured_output, output_is_terminal, plain_output, printable};
 use crate::logging::{
-    ConsoleSink, Deferred, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressMode, ProgressSink, RankLog,
-    RunEnd, RunStart, SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, timestamp,
+    ConsoleSink, Deferred, Ending, LogFormat, LogLevel, MadeAgain, NoProgress, ProgressSink, RankLog, RunEnd, RunStart,
+    SaveRecord, SaveStage, Sink, SinkContext, SinkError, Split, Verbosity, open_sinks, progress_sink, timestamp,
 };
 use crate::optim::ModelSize;
 use crate::train::engine::global_state::GlobalState;
@@ -304,10 +304,7 @@ fn open_console(config: &RunConfig, console: Console, verbosity: Verbosity) -> (
     };
     let progress: Arc<dyn ProgressSink> = match config.logger.progress {
         _ if silent || verbosity == Verbosity::Quiet => Arc::new(NoProgress),
-        config::Progress::Auto => ProgressMode::Auto.sink(),
-        config::Progress::Bar => ProgressMode::Bar.sink(),
-        config::Progress::Plain => ProgressMode::Plain.sink(),
-        config::Progress::None => ProgressMode::None.sink(),
+        display => progress_sink(display),
     };
     let sink = ConsoleSink::new(config, format, output, Arc::clone(&progress), verbosity);
     (progress, Box::new(sink))

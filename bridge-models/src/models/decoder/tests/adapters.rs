@@ -1,6 +1,7 @@
 //! Adapters: against a plain model with the weights merged, gradients included, on one rank and on
 //! many.
 
+use bridge_core::config::PeftKind;
 use std::sync::Arc;
 
 use bridge_core::model::{
@@ -14,7 +15,7 @@ use super::moe::mixture;
 use super::sharded::with_heads;
 use super::spread::{Model, ONE, Spread, check_model, families, mixtures};
 use super::*;
-use crate::adapters::{Branch, Dropout, LowRankAdapter, Method, Targets};
+use crate::adapters::{Branch, Dropout, LowRankAdapter, Targets};
 
 /// A sketch of DoRA (Liu et al., arXiv:2402.09353, equation 5): each output's row of the merged
 /// weight has the norm of the row before, times a ratio that is learned. The norm counts as a
@@ -300,17 +301,17 @@ fn many_ranks_compute_with_branches_of_parts_what_one_does() {
         Some(Arc::new(adapter) as Arc<dyn Adapter>)
     };
     for (family, config) in families() {
-        check_model(family, &Model { config: config.clone(), adapter: adapter(Method::Lora) }, &spreads);
-        check_model(family, &Model { config, adapter: adapter(Method::Dora) }, &spreads[..2]);
+        check_model(family, &Model { config: config.clone(), adapter: adapter(PeftKind::Lora) }, &spreads);
+        check_model(family, &Model { config, adapter: adapter(PeftKind::Dora) }, &spreads[..2]);
     }
     let config = with_heads(everything(), [8, 2, 4]);
-    for method in [Method::Lora, Method::Dora] {
+    for method in [PeftKind::Lora, PeftKind::Dora] {
         let shared_heads = Model { config: config.clone(), adapter: adapter(method) };
         check_model("keys and values of several ranks", &shared_heads, &[Spread { tensor: 4, ..ONE }]);
     }
     let in_halves = Spread { tensor: 4, expert_tensor: Some(2), expert: 2, sequence_parallel: true, ..ONE };
     for (family, config) in mixtures() {
-        check_model(family, &Model { config, adapter: adapter(Method::Dora) }, &[tensor, in_halves]);
+        check_model(family, &Model { config, adapter: adapter(PeftKind::Dora) }, &[tensor, in_halves]);
     }
 }
 

@@ -16,12 +16,12 @@ mod spread;
 mod stream;
 mod width;
 
+use bridge_core::config::Activation;
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
     SegmentOutput, StackPart, Stage, run_segments,
 };
 use bridge_data::MicroBatch;
-use bridge_kernels::Activation;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use std::collections::BTreeMap;
 
@@ -53,7 +53,7 @@ pub fn llama() -> DecoderConfig {
             scaling: None,
             windowed_base: None,
         }),
-        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        norm: NormConfig { kind: Normalization::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
         gated_linear_unit: true,
         activation: Activation::Silu,
         softmax_scale: 10_f64.powf(-0.5),
@@ -67,7 +67,7 @@ pub fn llama() -> DecoderConfig {
 pub fn gpt2() -> DecoderConfig {
     DecoderConfig {
         position_embedding: PositionEmbedding::LearnedAbsolute,
-        norm: NormConfig { kind: NormKind::LayerNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        norm: NormConfig { kind: Normalization::LayerNorm, epsilon: 1e-5, zero_centered_gamma: false },
         num_query_groups: 6,
         qkv_bias: true,
         proj_bias: true,
@@ -90,7 +90,7 @@ pub fn everything() -> DecoderConfig {
             windowed_base: None,
         }),
         no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
-        norm: NormConfig { kind: NormKind::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
+        norm: NormConfig { kind: Normalization::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
         qk_layernorm: true,
         qkv_bias: true,
         window_size: Some(3),
@@ -116,7 +116,7 @@ pub fn factors() -> [DecoderConfig; 4] {
     };
     let shared = ResidualConfig { blocks: BlockOrder::ParallelSharedNorm, ..ResidualConfig::default() };
     let centred = DecoderConfig {
-        norm: NormConfig { kind: NormKind::LayerNormNoBias, ..llama().norm },
+        norm: NormConfig { kind: Normalization::LayerNormNoBias, ..llama().norm },
         residual: shared,
         logit_multiplier: 0.6,
         logit_softcap: Some(7.0),

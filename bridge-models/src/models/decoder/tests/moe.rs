@@ -14,10 +14,10 @@ pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
         topk,
         pre_softmax: topk == 1,
         topk_scaling_factor: None,
-        router_precision: RouterPrecision::Parameters,
+        router_precision: None,
         aux_loss_coeff: 0.1,
         z_loss_coeff: 0.1,
-        dispatcher: Dispatcher::AllToAll,
+        dispatcher: TokenDispatcher::AllToAll,
         ..MoeConfig::neutral()
     };
     DecoderConfig { moe: Some(moe), ..llama() }

@@ -1,6 +1,7 @@
 //! Parts of segments that run again in backward change no bit of loss or gradients: in 32 and 16
 //! bits, with dropout, beside adapters, on many ranks.
 
+use bridge_core::config::PeftKind;
 use std::sync::Arc;
 
 use bridge_core::model::{Adapter, Declaration, Initial, LinearLayer, Scope};
@@ -8,7 +9,7 @@ use bridge_kernels::Philox;
 
 use super::spread::{Model, ONE, Spread, divisible, mixtures, on_one_rank, run_model, sequences};
 use super::*;
-use crate::adapters::{Branch, Dropout, DropoutPlace, LowRankAdapter, Method, Targets};
+use crate::adapters::{Branch, Dropout, DropoutPlace, LowRankAdapter, Targets};
 use crate::architecture::recompute::RecomputedParts;
 
 const MOE_ACT: RecomputedParts = RecomputedParts { moe_act: true, shared_experts: false, mla_up_proj: false };
@@ -154,7 +155,7 @@ fn branches_drop_again_what_they_dropped() {
     let batch = Batch::new(&micro_batch(37), &device());
     let dropout = Dropout { rate: 0.3, place: DropoutPlace::Input };
     for (name, config) in models() {
-        for method in [Method::Lora, Method::Dora] {
+        for method in [PeftKind::Lora, PeftKind::Dora] {
             let of = |parts| {
                 let normal = |_: usize, _: usize| Initial::Normal(0.2);
                 let adapter = LowRankAdapter::new(Arc::new(Everywhere), method, [normal, normal], dropout);

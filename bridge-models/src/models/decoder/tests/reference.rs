@@ -31,7 +31,7 @@ impl Model<'_> {
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let NormConfig { kind, epsilon, zero_centered_gamma } = self.config.norm;
         let n = x.len() as f64;
-        let mean = if kind == NormKind::RmsNorm { 0.0 } else { x.iter().sum::<f64>() / n };
+        let mean = if kind == Normalization::RmsNorm { 0.0 } else { x.iter().sum::<f64>() / n };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
         let weight = self.row(&format!("{name}.weight"), 0, x.len());
         let bias = self.values.get(&format!("{name}.bias"));

@@ -295,10 +295,10 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         topk: 2,
         pre_softmax: false,
         topk_scaling_factor: None,
-        router_precision: RouterPrecision::Float32,
+        router_precision: Some(RouterDType::Fp32),
         aux_loss_coeff: 3.0,
         z_loss_coeff: 0.7,
-        dispatcher: Dispatcher::AllToAll,
+        dispatcher: TokenDispatcher::AllToAll,
         ..MoeConfig::neutral()
     };
     let other = MoeConfig {
@@ -307,8 +307,8 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         topk: 3,
         pre_softmax: true,
         topk_scaling_factor: Some(1.5),
-        router_precision: RouterPrecision::Parameters,
-        dispatcher: Dispatcher::AllGather,
+        router_precision: None,
+        dispatcher: TokenDispatcher::AllGather,
         ..moe.clone()
     };
     let narrow = MoeConfig { latent_size: Some(12), ..moe.clone() };
@@ -337,15 +337,15 @@ pub fn routers() -> Vec<(&'static str, DecoderConfig)> {
     let all = [
         ("jitter", MoeConfig { input_jitter: 0.3, ..moe.clone() }),
         ("forced", MoeConfig { force_balancing: true, ..moe.clone() }),
-        ("64 bits", MoeConfig { router_precision: RouterPrecision::Float64, ..moe.clone() }),
+        ("64 bits", MoeConfig { router_precision: Some(RouterDType::Fp64), ..moe.clone() }),
         ("losses of all kinds", MoeConfig { seq_aux_loss_coeff: 2.0, global_aux_loss_coeff: 1.0, ..moe }),
         ("capacity", MoeConfig { capacity_factor: Some(0.75), ..plain.clone() }),
         (
             "capacity by position, tokens everywhere",
             MoeConfig {
                 capacity_factor: Some(0.75),
-                drop_policy: DropPolicy::Position,
-                dispatcher: Dispatcher::AllGather,
+                drop_policy: TokenDropPolicy::Position,
+                dispatcher: TokenDispatcher::AllGather,
                 ..plain.clone()
             },
         ),
