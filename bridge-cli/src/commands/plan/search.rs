@@ -22,7 +22,7 @@ pub struct Named {
     pub plan: Result<(RawConfig, Plan), Failure>,
 }
 
-/// Searches, and prints what is found and where the named layouts stand.
+/// Searches, and prints what is found and the rank of each named layout among it.
 pub fn run(
     recipe: &RawConfig,
     options: &SearchOptions,
@@ -34,29 +34,29 @@ pub fn run(
     let models = registry().models;
     let found = search(recipe, &models, options);
     let took = started.elapsed().as_secs_f64();
-    let standings: Vec<(String, Standing)> = named
+    let layout_verdicts: Vec<(String, LayoutVerdict)> = named
         .iter()
         .map(|named| {
             (
                 named.name.clone(),
-                Standing::judge(named, &found, room, |raw, plan| with_room(plan, raw, &models, options)),
+                LayoutVerdict::judge(named, &found, room, |raw, plan| with_room(plan, raw, &models, options)),
             )
         })
         .collect();
     if is_json {
-        print_json(recipe, &found, &standings)?;
+        print_json(recipe, &found, &layout_verdicts)?;
     } else {
         print(recipe, options, room, &found, took);
-        for (name, standing) in &standings {
-            line(&format!("{name}: {}", standing.words(room)));
+        for (name, layout_verdict) in &layout_verdicts {
+            line(&format!("{name}: {}", layout_verdict.words(room)));
         }
     }
     Ok(0)
 }
 
 /// Result for a named layout.
-enum Standing {
-    /// It is, or would be, the so-manieth.
+enum LayoutVerdict {
+    /// It fits; `place` counts from 1, in the order of step time.
     Place { place: usize, is_found: bool, plan: Box<Plan> },
     /// It does not fit; with more recompute it may.
     NoRoom { plan: Box<Plan>, with_recompute: Option<Box<Found>>, place: usize },
@@ -64,7 +64,7 @@ enum Standing {
     Refused(String),
 }
 
-impl Standing {
+impl LayoutVerdict {
     fn judge(
         named: &Named,
         search: &Search,
@@ -273,7 +273,7 @@ fn settings(recipe: &RawConfig, found: &Found) -> Vec<String> {
     differences.map(|difference| format!("{}={}", difference.key, value(difference.right))).collect()
 }
 
-fn print_json(recipe: &RawConfig, search: &Search, standings: &[(String, Standing)]) -> Result<(), Failure> {
+fn print_json(recipe: &RawConfig, search: &Search, layout_verdicts: &[(String, LayoutVerdict)]) -> Result<(), Failure> {
     for (index, found) in search.found.iter().enumerate() {
         let value = json!({
             "kind": "layout",
@@ -284,8 +284,8 @@ fn print_json(recipe: &RawConfig, search: &Search, standings: &[(String, Standin
         });
         line(&value.to_string());
     }
-    for (name, standing) in standings {
-        line(&json!({ "kind": "named", "name": name, "standing": standing.json() }).to_string());
+    for (name, layout_verdict) in layout_verdicts {
+        line(&json!({ "kind": "named", "name": name, "standing": layout_verdict.json() }).to_string());
     }
     let refusals: Vec<Value> =
         search.refusals.iter().map(|(why, count)| json!({ "why": why, "layouts": count })).collect();

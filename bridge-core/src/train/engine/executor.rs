@@ -282,7 +282,7 @@ impl Executor {
     /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked
     /// at.
     fn look_at_gradients(&self, chunk: &dyn ModelChunk, segment: usize, gradients: &Boundary) {
-        if self.observers.looks_at_gradients()
+        if self.observers.inspect_gradients()
             && let Some(gradient) = gradients.get(HIDDEN_STATES)
         {
             self.observers.gradient(&chunk.segments(), segment, gradient);

@@ -20,7 +20,7 @@ use crate::timers::{Labels, Span, Timers};
 use crate::train::engine::offload::SegmentOffload;
 use crate::train::engine::stream_gradients::StreamGradients;
 use crate::train::engine::streams;
-use crate::train::engine::streams::{Sort, role_name};
+use crate::train::engine::streams::role_name;
 
 /// Observers of segments while they run.
 #[derive(Clone, Debug)]
@@ -39,21 +39,19 @@ impl Observers {
         Self { timers: Arc::new(Timers::new(None)), inspector: Arc::default(), gradients: Arc::default() }
     }
 
-    fn look(&self) -> bool {
-        self.timers.spans().are_on()
-            || history::is_on()
-            || self.timers.spans().have_marks()
-            || self.looks_at_gradients()
+    /// True if an observer has something to do.
+    fn are_on(&self) -> bool {
+        self.timers.spans().are_on() || history::is_on() || self.timers.spans().have_marks() || self.inspect_gradients()
     }
 
     /// True if an observer inspects gradients of the residual stream.
-    pub(in crate::train) fn looks_at_gradients(&self) -> bool {
+    pub(in crate::train) fn inspect_gradients(&self) -> bool {
         self.inspector.is_on() || self.gradients.are_on()
     }
 
     /// Shows the gradient of the residual stream before segment `index`.
     pub(in crate::train) fn gradient(&self, all: &[Segment], index: usize, gradient: &Tensor<3>) {
-        streams::look_at(&self.inspector, all, index, Sort::Gradients, gradient);
+        streams::inspect_gradient(&self.inspector, all, index, gradient);
         if let Some(segment) = all.get(index) {
             self.gradients.add(|| streams::segment_name(segment), gradient);
         }
@@ -97,16 +95,16 @@ pub(in crate::train) fn forward(
     mut input: Boundary,
     context: &ForwardContext,
 ) -> Result<SegmentOutput, BoundaryError> {
-    if !observers.look() && offload.is_none() {
+    if !observers.are_on() && offload.is_none() {
         return run_segments(chunk, segments, input, context);
     }
     let Observers { timers, inspector, .. } = observers;
     let spans = timers.spans();
     let all: Arc<[Segment]> = chunk.segments().into();
-    let is_observed = observers.look();
-    let looks = run == Run::Forward && inspector.is_on();
-    if looks && segments.start == 0 {
-        streams::look(inspector, (&all, 0), Sort::Values, &input);
+    let is_observed = observers.are_on();
+    let inspects_values = run == Run::Forward && inspector.is_on();
+    if inspects_values && segments.start == 0 {
+        streams::inspect_values(inspector, &all, 0, &input);
     }
     for index in segments.clone() {
         let shapes = spans.take_shapes().then(|| match input.is_empty() {
@@ -122,8 +120,8 @@ pub(in crate::train) fn forward(
             let (name, labels) = (name(&all[index], run.name()), labels(&all[index], spans.microbatch()));
             spans.add(Span { name, labels, shapes, start, end: Instant::now() });
         }
-        if let (SegmentOutput::Boundary(boundary), true) = (&output, looks) {
-            streams::look(inspector, (&all, index + 1), Sort::Values, boundary);
+        if let (SegmentOutput::Boundary(boundary), true) = (&output, inspects_values) {
+            streams::inspect_values(inspector, &all, index + 1, boundary);
         }
         match output {
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end && !is_observed => input = boundary,

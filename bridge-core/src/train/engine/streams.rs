@@ -5,40 +5,21 @@ use burn::tensor::Tensor;
 use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Boundary, HIDDEN_STATES, Segment, SegmentRole};
 
-/// Type of tensors that pass between segments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::train) enum Sort {
-    /// Values that one segment passes to the next.
-    Values,
-    /// Gradients of the loss with respect to the values, times the loss scale.
-    Gradients,
-}
-
-impl Sort {
-    /// Kinds of the tensor for the segment before, and for the one after.
-    fn kinds(self) -> (TensorKind, TensorKind) {
-        match self {
-            Self::Values => (TensorKind::Output, TensorKind::Activation),
-            Self::Gradients => (TensorKind::OutputGradient, TensorKind::InputGradient),
-        }
-    }
-}
-
-/// Inspects the residual stream before segment `index` of a chunk, if `boundary` has one.
-pub(in crate::train) fn look(
-    inspector: &Inspector,
-    (segments, index): (&[Segment], usize),
-    sort: Sort,
-    boundary: &Boundary,
-) {
+/// Inspects the hidden states that `boundary`, before segment `index` of a chunk, may have.
+pub(in crate::train) fn inspect_values(inspector: &Inspector, all: &[Segment], index: usize, boundary: &Boundary) {
     if let Some(tensor) = boundary.get(HIDDEN_STATES) {
-        look_at(inspector, segments, index, sort, tensor);
+        inspect(inspector, all, index, [TensorKind::Output, TensorKind::Activation], tensor);
     }
 }
 
-/// As [`look`], for the tensor itself.
-pub(in crate::train) fn look_at(inspector: &Inspector, all: &[Segment], index: usize, sort: Sort, tensor: &Tensor<3>) {
-    let (before, after) = sort.kinds();
+/// Inspects the gradient of the loss, times the loss scale, with respect to the hidden states before
+/// segment `index` of a chunk.
+pub(in crate::train) fn inspect_gradient(inspector: &Inspector, all: &[Segment], index: usize, gradient: &Tensor<3>) {
+    inspect(inspector, all, index, [TensorKind::OutputGradient, TensorKind::InputGradient], gradient);
+}
+
+/// Adds a tensor's statistics twice: for the segment before it and for the one after it.
+fn inspect(inspector: &Inspector, all: &[Segment], index: usize, [before, after]: [TensorKind; 2], tensor: &Tensor<3>) {
     let values = || numbers(tensor.clone());
     if let Some(segment) = index.checked_sub(1).and_then(|index| all.get(index)) {
         inspector.add(&segment_name(segment), before, values);
