@@ -147,7 +147,7 @@ fn text_id(name: &str) -> MetricId {
 /// [`pretrain`] with a dashboard. Output of the run is printed when the dashboard has closed.
 ///
 /// # Errors
-/// Errors of [`pretrain`], and an internal one if the run is killed from the dashboard's menu.
+/// Errors of [`pretrain`], and one if the run is killed from the dashboard's menu.
 pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
     let kept = KeptLines::default();
     options.console = Console::Writer(Box::new(kept.clone()));
@@ -159,7 +159,7 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
     kept.print();
     outcome.unwrap_or_else(|payload| match payload.downcast::<CommError>() {
         Ok(error) => Err((*error).into()),
-        Err(_) => Err(CommonError::Internal("killed from the dashboard, or failed as reported above".into()).into()),
+        Err(_) => Err(CommonError::Panicked("killed from the dashboard, or failed as reported above".into()).into()),
     })
 }
 

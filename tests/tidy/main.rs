@@ -92,7 +92,7 @@ const ROOMS: [&str; 11] =
     ["tools", "run", "step", "resume", "subsystems", "reporting", "objectives", "engine", "data", "stop", "ranks"];
 
 /// Uses of a room above, by the files that use and are used.
-const USES_OF_ROOMS_ABOVE: usize = 9;
+const USES_OF_ROOMS_ABOVE: usize = 8;
 
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];

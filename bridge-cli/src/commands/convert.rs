@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions, ShardTensor, Snapshot};
+use bridge_core::config::FINETUNING;
 use bridge_models::huggingface::{
     EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, ORIGINAL_CONFIG, ReadRows,
     StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
@@ -328,7 +329,7 @@ fn export_folder(
         files.insert("README.md".to_owned(), card.into_bytes());
         // A base that learned to answer in a template ends its answers by it, which its first
         // makers did not know.
-        let learned = recipe(checkpoint)?.dataset.kind == "finetuning";
+        let learned = recipe(checkpoint)?.dataset.kind == FINETUNING;
         let ends = besides.chat_template.as_ref().zip(besides.tokenizer.as_deref()).filter(|_| learned);
         let end: Vec<i64> =
             ends.and_then(|(template, tokenizer)| end_of_turn(template, tokenizer)).into_iter().collect();

@@ -12,6 +12,9 @@ use bridge_data::{ENCODER_MASK, ENCODER_TOKENS};
 use super::saved::FindRecipe;
 use super::spec::TypeSpec;
 
+/// The kind of dataset for fine-tuning.
+pub const FINETUNING: &str = "finetuning";
+
 /// Inputs of a model with an encoder.
 pub const ENCODER_INPUTS: [&str; 2] = [ENCODER_TOKENS, ENCODER_MASK];
 
@@ -192,7 +195,7 @@ impl Kinds {
         for name in ["t5", "mock_t5"] {
             dataset.register(name, Kind::default().with_inputs(ENCODER_INPUTS).with(span_corruption()));
         }
-        dataset.register("finetuning", Kind::default().with_inputs([]));
+        dataset.register(FINETUNING, Kind::default().with_inputs([]));
         dataset.register_not_implemented("sft", "choose dataset.kind = \"finetuning\"");
         Self { model, dataset, saved: None }
     }

@@ -64,7 +64,7 @@ pub use explain::{Explanation, explain, keys};
 pub use field::{AnyValue, ByteSize, Field, OneOrMany};
 pub use finalize::{OFFLOAD_MODULES, SAME_SETTINGS};
 pub use kinded::{DatasetConfig, Kinded, KindedConfig, ModelConfig};
-pub use kinds::{AskModel, ENCODER_INPUTS, ExtraField, Kind, KindRegistry, Kinds};
+pub use kinds::{AskModel, ENCODER_INPUTS, ExtraField, FINETUNING, Kind, KindRegistry, Kinds};
 pub use limits::{Bound, Limits};
 pub use loading::{load, load_text, load_with};
 pub use memory_statistics::MEMORY_STATISTICS;

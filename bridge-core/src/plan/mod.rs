@@ -107,6 +107,11 @@ impl Plan {
     pub fn most_memory(&self) -> u64 {
         self.largest_stage().memory.total
     }
+
+    /// Estimated seconds of a step; infinite without an estimate.
+    pub fn step_seconds(&self) -> f64 {
+        self.estimate.map_or(f64::INFINITY, |estimate| estimate.step_seconds)
+    }
 }
 
 /// Counts what `config` costs, by what its kind of model declares.

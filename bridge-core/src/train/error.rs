@@ -42,9 +42,23 @@ pub enum CommonError {
         /// Description of the fault.
         message: String,
     },
+    /// The process computes with another number of threads than the recipe's.
+    #[error("train.num_threads = {expected}: this process already computes with {found} threads")]
+    NumThreads {
+        /// Value in the recipe.
+        expected: usize,
+        /// Threads of the pool.
+        found: usize,
+    },
+    /// Threads that compute could not be started.
+    #[error("the thread pool could not be started: {0}")]
+    ThreadPool(#[from] rayon::ThreadPoolBuildError),
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+    /// A panic ended the run; its message has been printed.
+    #[error("{0}")]
+    Panicked(String),
     /// A broken invariant of Bridge itself.
     #[error("internal error: {0}")]
     Internal(String),
@@ -126,9 +140,13 @@ impl Classified for CommonError {
             Self::Communication(error) => ErrorClass::Communication(error),
             Self::OtherRank { is_bad_input, .. } => ErrorClass::OtherRank(*is_bad_input),
             Self::Log(OpenError::Damaged { .. } | OpenError::Setting { .. }) => ErrorClass::BadInput,
-            Self::Log(OpenError::Log { .. }) | Self::BadState { .. } | Self::Device(_) | Self::Internal(_) => {
-                ErrorClass::Failed
-            }
+            Self::NumThreads { .. } => ErrorClass::BadInput,
+            Self::Log(OpenError::Log { .. })
+            | Self::BadState { .. }
+            | Self::ThreadPool(_)
+            | Self::Device(_)
+            | Self::Panicked(_)
+            | Self::Internal(_) => ErrorClass::Failed,
         }
     }
 }

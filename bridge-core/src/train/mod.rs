@@ -25,6 +25,7 @@ mod ranks;
 mod reporting;
 mod resume;
 mod run;
+mod settings;
 mod step;
 mod stop;
 mod subsystems;

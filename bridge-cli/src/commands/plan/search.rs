@@ -75,7 +75,9 @@ impl LayoutVerdict {
             Ok(planned) => planned,
             Err(failure) => return Self::Refused(failure.text()),
         };
-        let place = |plan: &Plan| 1 + search.found.iter().filter(|found| time(&found.plan) < time(plan)).count();
+        let place = |plan: &Plan| {
+            1 + search.found.iter().filter(|found| found.plan.step_seconds() < plan.step_seconds()).count()
+        };
         if !room.fits(plan) {
             let with_recompute = with_room(raw, plan).map(Box::new);
             let place = with_recompute.as_ref().map_or(0, |found| place(&found.plan));
@@ -123,13 +125,9 @@ impl LayoutVerdict {
     }
 }
 
-fn time(plan: &Plan) -> f64 {
-    plan.estimate.map_or(f64::INFINITY, |estimate| estimate.step_seconds)
-}
-
 fn summary(plan: &Plan) -> String {
     let utilization = plan.estimate.map_or(0.0, |estimate| 100.0 * estimate.model_flops_utilization);
-    format!("{} a step, MFU {utilization:.1}%, {} a rank", seconds(time(plan)), bytes(plan.most_memory()))
+    format!("{} a step, MFU {utilization:.1}%, {} a rank", seconds(plan.step_seconds()), bytes(plan.most_memory()))
 }
 
 fn recomputed(found: &Found) -> &'static str {

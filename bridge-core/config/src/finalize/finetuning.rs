@@ -1,15 +1,13 @@
 //! The rules of fine-tuning data: what it needs, and which settings belong to other data.
 
 use super::super::choice::DataloaderType;
+use super::super::kinds::FINETUNING;
 use super::super::sections::PackedSequenceSpecs;
 use super::Draft;
 
-/// The kind of dataset.
-pub(super) const KIND: &str = "finetuning";
-
 /// Checks the settings of examples, and fills in the sampler.
 pub(super) fn check(draft: &mut Draft<'_>, kind: &str) {
-    if kind != KIND {
+    if kind != FINETUNING {
         let specs = draft.recipe.dataset.packed_sequence_specs.clone().unwrap_or_default();
         draft.forbid(
             specs != PackedSequenceSpecs::default(),

@@ -135,7 +135,7 @@ pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOption
     let mut smallest = None;
     let mut rest = layouts.into_iter().peekable();
     while counts.planned < MOST_PLANS && rest.peek().is_some() {
-        let slowest = found.get(options.count.saturating_sub(1)).map(|found| seconds(&found.plan));
+        let slowest = found.get(options.count.saturating_sub(1)).map(|found| found.plan.step_seconds());
         if slowest.zip(rest.peek()).is_some_and(|(slowest, next)| next.seconds > TIME_SLACK * slowest) {
             break;
         }
@@ -158,7 +158,7 @@ pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOption
                 Ok(planned) => found.push(planned),
             }
         }
-        found.sort_by(|a, b| seconds(&a.plan).total_cmp(&seconds(&b.plan)));
+        found.sort_by(|a, b| a.plan.step_seconds().total_cmp(&b.plan.step_seconds()));
         let mut kept: Vec<Found> = Vec::with_capacity(found.len());
         for layout in found {
             if kept.iter().all(|faster| !is_same(&faster.sizes, &layout.sizes)) {
@@ -195,10 +195,6 @@ fn is_same(a: &Sizes, b: &Sizes) -> bool {
     let of =
         |sizes: &Sizes| (sizes.tensor, sizes.context, sizes.pipeline, sizes.expert, sizes.expert_tensor, sizes.divided);
     of(a) == of(b)
-}
-
-fn seconds(plan: &Plan) -> f64 {
-    plan.estimate.map_or(f64::INFINITY, |estimate| estimate.step_seconds)
 }
 
 /// The plan of a layout, or why a run with it is refused.

@@ -6,7 +6,7 @@ use std::path::Path;
 use bridge_data::DataError;
 use bridge_data::indexed::{bin_path, idx_path};
 
-use crate::config::{ConfigError, ErrorKind, RunConfig};
+use crate::config::{ConfigError, ErrorKind, FINETUNING, RunConfig};
 use crate::train::data::error::InputError;
 use crate::train::data::gpt_data::dataset_prefix;
 
@@ -29,7 +29,7 @@ fn setting(config: &RunConfig, error: &DataError) -> Option<(&'static str, Error
     let dataset = &config.dataset;
     match error {
         // Examples are named by their folder; those made of a source by that.
-        DataError::Source(_) if dataset.kind == "finetuning" && dataset.dataset_root.is_some() => {
+        DataError::Source(_) if dataset.kind == FINETUNING && dataset.dataset_root.is_some() => {
             Some(("dataset.dataset_root", ErrorKind::Missing))
         }
         DataError::Source(_) => Some(("dataset.source", ErrorKind::Missing)),

@@ -9,7 +9,7 @@ use crate::logging::Split;
 use crate::schedule::NumMicrobatchesCalculator;
 use crate::train::data::error::InputError;
 use crate::train::data::run_data::{RunData, evaluation_params, train_params};
-use crate::train::ranks::convert;
+use crate::train::settings;
 
 /// Refuses a run that would come to the end of its data, or could not read it at all, after
 /// `start`.
@@ -58,7 +58,7 @@ fn check_train(config: &RunConfig, params: &SamplerParams, steps: std::ops::Rang
     let unit = (params.micro_batch_size * params.data_parallel.size) as u64;
     let left = (total as u64).saturating_sub(consumed);
     let there = if incomplete == Incomplete::Drop { left / unit } else { left.div_ceil(unit) };
-    let mut batches = NumMicrobatchesCalculator::new(convert::batch_size(config))?;
+    let mut batches = NumMicrobatchesCalculator::new(settings::batch_size(config))?;
     let mut asked = 0;
     // The number of steps may be large, but is counted in no time.
     for step in steps.clone() {

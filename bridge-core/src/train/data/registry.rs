@@ -12,7 +12,8 @@ use crate::checkpoint::{
     CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, Snapshot, TOKENIZER_FILE, Verification,
 };
 use crate::config::{
-    ExtraField, FinalDataset, FinalValidation, FindRecipe, FoundRecipe, Kind, KindRegistry, Kinds, Places, SavedRecipe,
+    ExtraField, FINETUNING, FinalDataset, FinalValidation, FindRecipe, FoundRecipe, Kind, KindRegistry, Kinds, Places,
+    SavedRecipe,
 };
 use crate::model::ModelRegistry;
 use crate::train::data::gpt_data::gpt_provider;
@@ -145,7 +146,7 @@ impl DatasetRegistry {
         for kind in ["gpt", "fim", "mock", "t5", "mock_t5"] {
             registry.factories.insert(kind.to_owned(), Arc::new(gpt_provider));
         }
-        registry.factories.insert("finetuning".to_owned(), Arc::new(sft_provider));
+        registry.factories.insert(FINETUNING.to_owned(), Arc::new(sft_provider));
         registry
     }
 

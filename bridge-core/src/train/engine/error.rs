@@ -3,6 +3,7 @@
 use bridge_kernels::graph::GraphError;
 
 use crate::model::ModelBuildError;
+use crate::train::engine::executor::ExecutorError;
 use crate::train::engine::pipeline::PipelineError;
 use crate::train::error::{CommonError, ErrorClass, room_error};
 
@@ -39,7 +40,7 @@ pub enum EngineError {
 }
 
 room_error! { EngineError, wraps Common;
-    Self::Pipeline(PipelineError::Comm(error)) => ErrorClass::Communication(error),
+    Self::Pipeline(PipelineError::Executor(ExecutorError::Comm(error))) => ErrorClass::Communication(error),
     Self::Pipeline(PipelineError::Schedule(_))
     | Self::Model(_)
     | Self::NotRecordable

@@ -22,7 +22,7 @@ pub enum ExecutorError {
     #[error(transparent)]
     Boundary(#[from] BoundaryError),
     /// Ranks could not exchange parameters or gradients.
-    #[error(transparent)]
+    #[error("{0}")]
     Comm(#[from] CommError),
     /// The head of the model did not compute the custom loss.
     #[error(

@@ -1,10 +1,14 @@
 //! From the recipe's `device` to a Burn device, among those compiled in.
 
-use burn::tensor::Device;
 #[cfg(any(feature = "wgpu", feature = "vulkan"))]
 use burn::tensor::DeviceKind;
 #[cfg(any(feature = "cuda", feature = "wgpu", feature = "vulkan"))]
 use burn::tensor::DeviceType;
+use burn::tensor::{Device, FloatDType};
+
+use crate::config::RunConfig;
+use crate::resilience::rerun::Placement;
+use crate::train::ranks::agreement;
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +42,14 @@ pub enum DeviceError {
         found: String,
         /// Devices of that kind.
         count: usize,
+    },
+    /// The device has no arithmetic of the parameters' number format.
+    #[error("device: `{found}` does not compute in {dtype:?}, in which `mixed_precision` has the parameters")]
+    NoArithmetic {
+        /// Value in the recipe.
+        found: String,
+        /// The number format.
+        dtype: FloatDType,
     },
     /// The machine has fewer devices than ranks.
     #[error(
@@ -243,6 +255,27 @@ fn usual_device(kind: Kind, name: &str) -> Result<Device, DeviceError> {
         Kind::Vulkan => Device::vulkan(DeviceKind::DefaultDevice),
         _ => first,
     })
+}
+
+/// Location of a rank for fault messages; `node` is the name of its machine, if the program sets
+/// one.
+pub(in crate::train) fn placement(
+    config: &RunConfig,
+    rank: usize,
+    place: LocalRank,
+    node: Option<String>,
+) -> Placement {
+    Placement { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
+}
+
+/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one
+/// device.
+fn device_index(config: &RunConfig, place: LocalRank) -> usize {
+    if config.computes_on_cpu() {
+        return 0;
+    }
+    let index = config.device.split_once(':').and_then(|(_, index)| index.parse().ok());
+    index.unwrap_or(place.rank)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Ranks of a run: agreement between them, devices, threads.
 
 pub(in crate::train) mod agreement;
-pub(in crate::train) mod convert;
 pub(in crate::train) mod device;
 pub(in crate::train) mod device_ranks;
 pub(in crate::train) mod error;

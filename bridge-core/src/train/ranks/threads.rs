@@ -20,7 +20,7 @@ pub fn set_num_threads(count: usize) -> Result<(), CommonError> {
     if built || found == count {
         return Ok(());
     }
-    Err(CommonError::Device(format!("train.num_threads = {count}: this process already computes with {found} threads")))
+    Err(CommonError::NumThreads { expected: count, found })
 }
 
 /// Name of a compute thread.
@@ -47,8 +47,7 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
         .num_threads(threads.unwrap_or(0))
         .thread_name(name)
         .stack_size(STACK)
-        .build()
-        .map_err(|error| CommonError::Device(format!("the thread pool could not be started: {error}")))?;
+        .build()?;
     Ok(pool.install(work))
 }
 

@@ -18,11 +18,12 @@ use crate::train::data::run_data::RunData;
 use crate::train::engine::pipeline;
 use crate::train::error::CommonError;
 use crate::train::objectives::distillation::Distillation;
-use crate::train::ranks::{agreement, convert};
+use crate::train::ranks::agreement;
 use crate::train::resume::checkpointing::{AdapterBase, find_teacher, load_parameters};
 use crate::train::resume::error::ResumeError;
 use crate::train::resume::lineage::tokenizer_of;
 use crate::train::resume::vocabulary;
+use crate::train::settings;
 use crate::train::step::training_run::TrainingRun;
 
 const KEY: &str = "distillation.teacher";
@@ -188,7 +189,7 @@ impl Teacher {
             .map(|tensor| tensor.shape.iter().map(|size| *size as u64).product::<u64>())
             .sum();
         let ranks = config.model.tensor_model_parallel_size * config.model.pipeline_model_parallel_size;
-        elements.div_ceil(ranks as u64) * DType::from(convert::params_dtype(config)).size() as u64
+        elements.div_ceil(ranks as u64) * DType::from(settings::params_dtype(config)).size() as u64
     }
 
     /// Builds and loads it. All ranks call this together.
@@ -202,7 +203,7 @@ impl Teacher {
         let context = BuildContext {
             device: device.clone(),
             seed: config.rng.seed,
-            params_dtype: convert::params_dtype(config),
+            params_dtype: settings::params_dtype(config),
             padded_vocab_size: self.rows,
             parallel,
             deferred: None,
@@ -231,7 +232,7 @@ impl Teacher {
         format!(
             "{}\n{files:?}\n{:?}\ntemperature {temperature:?}, best {top_k:?} of {}, length {}",
             AdapterBase::from_checkpoint(&self.checkpoint).checksum,
-            convert::params_dtype(config),
+            settings::params_dtype(config),
             self.shared_rows,
             config.model.seq_length
         )

@@ -7,7 +7,7 @@ use bridge_data::DataParallel;
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::checkpoint::TrainState;
-use crate::config::RunConfig;
+use crate::config::{FINETUNING, RunConfig};
 use crate::train::data::data_lengths::check_lengths;
 use crate::train::data::registry::Registry;
 use crate::train::data::run_data::RunData;
@@ -17,8 +17,6 @@ use crate::train::run::error::TrainError;
 use crate::train::run::preparation::{Preparation, prepare_text_of_ranks};
 
 /// Kind of datasets that read files of examples.
-pub(in crate::train) const FINETUNING: &str = "finetuning";
-
 /// The data of a run that starts from `begun`. Another process that needs the same text may have it
 /// when all ranks have opened it.
 pub(in crate::train) fn build_data(

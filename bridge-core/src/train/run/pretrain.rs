@@ -12,7 +12,7 @@ use crate::train::run::evaluate::{Evaluation, evaluate_at};
 use crate::train::run::launch::catch_comm_error;
 use crate::train::run::run_options::RunOptions;
 use crate::train::run::setup::setup;
-use crate::train::run::train_loop::{make_up_for_validation, save_end, train};
+use crate::train::run::train_loop::{run_pending_validation, save_final, train};
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::begin_memory_history;
 
@@ -81,9 +81,9 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     } else if state.step >= train_iters {
         let step = state.step;
         run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
-        let stopped = make_up_for_validation(run)?;
+        let stopped = run_pending_validation(run)?;
         if run.outputs.from_temporary {
-            save_end(run)?;
+            save_final(run)?;
         }
         stopped.unwrap_or(ExitReason::Completed)
     } else {
@@ -100,7 +100,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         true => split_end(evaluate_at(run, Split::Test, Occasion::AfterTraining)?),
         false => (None, stopped),
     };
-    // What is done is done: the clock ends a run only where it left something undone.
+    // A time limit that is reached after all work is done is no reason to stop.
     let asked = run.exits.asked_for(&run.groups)?.or(stopped);
     if let Some(asked) = &asked {
         run.note(&asked.to_string());

@@ -38,10 +38,10 @@ use crate::train::engine::region_spans::Observers;
 use crate::train::engine::{offload, pipeline};
 use crate::train::error::CommonError;
 use crate::train::objectives::dpo;
-use crate::train::ranks::device::{LocalRank, select_device_of_rank};
+use crate::train::ranks::agreement;
+use crate::train::ranks::device::{self, DeviceError, LocalRank, select_device_of_rank};
 use crate::train::ranks::rank_env::RankUnit;
 use crate::train::ranks::threads::set_num_threads;
-use crate::train::ranks::{agreement, convert};
 use crate::train::reporting::memory_check;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{
@@ -59,6 +59,7 @@ use crate::train::run::last_layer;
 use crate::train::run::outputs_check::check_outputs;
 use crate::train::run::preparation::Preparation;
 use crate::train::run::run_options::RunOptions;
+use crate::train::settings;
 use crate::train::step::outputs::Outputs;
 use crate::train::step::step_flops::SequenceFlops;
 use crate::train::step::train_step::schedule_overrides;
@@ -88,8 +89,8 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let (registry, groups) = (&options.registry, &options.groups);
     let place = options.rank_env.place.unwrap_or(agreement::local_rank(groups.world())?);
     let heartbeat = Arc::clone(&options.rank_env.heartbeat);
-    // What can be refused is refused before anything is written.
-    let checked = graphs_can_be(&config, options.rank_env.unit).and_then(|()| check(&config, registry, place));
+    // Validate before writing any file.
+    let checked = check_graphs_supported(&config, options.rank_env.unit).and_then(|()| check(&config, registry, place));
     let checked = agreement::agree(groups, "checking the run", checked)?;
     let outputs = if agreement::is_first(groups) { check_outputs(&config) } else { Ok(()) };
     agreement::agree(groups, "checking the run", outputs)?;
@@ -111,7 +112,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
     let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
-    let teacher = fitting(teacher, &preparation, &data, padded_vocab_size, &registry.models)?;
+    let teacher = check_teacher_and_memory(teacher, &preparation, &data, padded_vocab_size, &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
     let opened = open(
         &mut reporter,
@@ -132,11 +133,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let temporary = Temporary::open(&config, groups, begun.step, &heartbeat)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let forward_step = dpo::step_of(&config, options.forward_step);
-    let provider = options.overrides.unwrap_or_else(|| Box::new(convert::standard_overrides(&config)));
+    let provider = options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config)));
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     shard(&mut training, deferred, start.is_none() || Strictness::from_config(&config).allows_absent())?;
-    let placement = convert::placement(&config, groups.world().rank(), place, options.node);
+    let placement = device::placement(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
         subsystems: Subsystems::new(&config, groups, losses, placement, &options.rank_env, options.subsystems)?,
@@ -168,12 +169,12 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         config,
     };
     restore(&mut run, start.as_ref(), &lineage, teacher)?;
-    begin(&mut run).map(|()| run)
+    announce_start(&mut run).map(|()| run)
 }
 
 /// Loss checks, for the rank of `placement`.
 fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
-    LossWatch::new(RerunStateMachine::new(convert::rerun(config, placement)), convert::loss_checks(config))
+    LossWatch::new(RerunStateMachine::new(settings::rerun(config, placement)), settings::loss_checks(config))
 }
 
 /// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call
@@ -213,20 +214,20 @@ fn restore(
     run.exits.stop_deadline().step_done(step);
     run.exits.stop_deadline().checkpoint_saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
-    // What was read with the weights is not needed again.
+    // Free the buffers that loading the weights used.
     release_unused_memory();
     Ok(())
 }
 
 /// The teacher, if model and data go with it and there is memory for the run.
-fn fitting(
+fn check_teacher_and_memory(
     teacher: Option<Teacher>,
     &Preparation { config, groups, reporter, .. }: &Preparation<'_>,
     data: &RunData,
     rows: usize,
     models: &ModelRegistry,
 ) -> Result<Option<Teacher>, TrainError> {
-    // What reading the data left is not needed again.
+    // Free the buffers that reading the data used.
     release_unused_memory();
     let teacher = teacher.map(|teacher| teacher.check(config, data, rows)).transpose();
     let teacher = agreement::agree(groups, "comparing the model with its teacher", teacher)?;
@@ -240,22 +241,22 @@ fn fitting(
     Ok(teacher)
 }
 
-/// Says what begins.
-fn begin(run: &mut TrainingRun) -> Result<(), TrainError> {
-    // What the data holds is this run's business, not the checkpoint's.
+/// Records which splits the run uses, and logs the start.
+fn announce_start(run: &mut TrainingRun) -> Result<(), TrainError> {
+    // Which splits there are follows from this run's data, not from the checkpoint.
     let (state, data) = (&mut run.state.train_state, &run.inputs.data);
     state.do_train = !run.config.validation.skip_train && data.has_train();
     state.do_valid = data.has_valid() && evaluates(&run.config);
     state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
     let size = run.training.optimizer.distribution().model_size()?;
-    if let Some(text) = where_states_are(&run.config, run.training.optimizer.offloaded()) {
+    if let Some(text) = offload_note(&run.config, run.training.optimizer.offloaded()) {
         run.outputs.reporter.note(&text);
     }
     Ok(run.outputs.reporter.run_starts(&run.state, size)?)
 }
 
 /// Message about the effect of `optimizer.optimizer_cpu_offload` in this run.
-fn where_states_are(config: &RunConfig, elements: OffloadedElements) -> Option<String> {
+fn offload_note(config: &RunConfig, elements: OffloadedElements) -> Option<String> {
     const SWITCH: &str = "optimizer.optimizer_cpu_offload";
     let OffloadedElements { moved, trained } = elements;
     if !config.optimizer.optimizer_cpu_offload {
@@ -288,10 +289,10 @@ fn build_training(
     let context = BuildContext {
         device: device.clone(),
         seed,
-        params_dtype: convert::params_dtype(config),
+        params_dtype: settings::params_dtype(config),
         padded_vocab_size,
         parallel: Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel },
-        deferred: defers(config, model_config.as_ref()).then(DeferredParameters::default),
+        deferred: may_defer_initialization(config, model_config.as_ref()).then(DeferredParameters::default),
         adapter: adapter.clone(),
     };
     let built = pipeline::build_chunks(&config.model, model_config.as_ref(), &context);
@@ -310,10 +311,10 @@ fn build_training(
     );
 
     let distribution = Arc::new(Distribution::new(&chunks, groups.clone(), plan::settings::distribution(config))?);
-    let settings = convert::optimizer_settings(config);
+    let settings = settings::optimizer_settings(config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
     let plain = device.clone().without_autodiff();
-    let scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
+    let scheduler = OptimizerParamScheduler::new(settings::scheduler(config))?;
     for group in optimizer.groups() {
         scheduler.check_group(&schedule_overrides(group))?;
     }
@@ -324,12 +325,12 @@ fn build_training(
         stream_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
-        reducer: GradientReducer::new(distribution, convert::wire(config), plain)
+        reducer: GradientReducer::new(distribution, settings::wire(config), plain)
             .with_timers(timers)
-            .checking(convert::own_gradients(config)),
+            .checking(settings::own_gradients(config)),
         scheduler,
-        num_microbatches: NumMicrobatchesCalculator::new(convert::batch_size(config))?,
-        loss_scaler: convert::loss_scaler(config)?,
+        num_microbatches: NumMicrobatchesCalculator::new(settings::batch_size(config))?,
+        loss_scaler: settings::loss_scaler(config)?,
         flops,
         graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
         forward_step,
@@ -381,7 +382,7 @@ fn shard(
 
 /// The timers of a run on `device`. Work is only handed to a GPU, which does it later.
 fn timers(config: &RunConfig, device: &Device) -> Timers {
-    let timers = Timers::new(convert::timing_level(config));
+    let timers = Timers::new(settings::timing_level(config));
     if *device == Device::flex() {
         return timers;
     }
@@ -408,9 +409,9 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
     let sees_only_its_own = config.dist.external_gpu_device_mapping;
     let place = if sees_only_its_own { LocalRank::ALONE } else { place };
     let device = select_device_of_rank(&config.device, place)?.autodiff();
-    let params_dtype = convert::params_dtype(config);
+    let params_dtype = settings::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
-        return Err(CommonError::Device(format!("`{}` does not compute in {params_dtype:?}", config.device)).into());
+        return Err(DeviceError::NoArithmetic { found: config.device.clone(), dtype: params_dtype }.into());
     }
     check_source(config).map_err(|error| name_setting(config, error))?;
     let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
@@ -419,7 +420,7 @@ fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Ch
 
 /// Checks that the ranks of a run can record graphs: the CUDA driver refuses calls of all threads
 /// of a process while one records.
-fn graphs_can_be(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
+fn check_graphs_supported(config: &RunConfig, unit: RankUnit) -> Result<(), TrainError> {
     let records = config.model.cuda_graph_impl != CudaGraphImpl::None && config.device.starts_with("cuda");
     let are_threads = unit == RankUnit::Thread && config.parallel.world_size > 1;
     if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
@@ -445,7 +446,7 @@ fn open(
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
     let Opening { config, start, begun, lineage, faults, warnings } = *opening;
-    reporter.go_by(config);
+    reporter.set_config(config);
     let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
     reporter.open_sinks(&lineage.run, begun, sinks)?;
     if agreement::is_first(groups) {
@@ -468,17 +469,17 @@ fn evaluates(config: &RunConfig) -> bool {
     config.validation.full_validation || config.validation.eval_iters > 0
 }
 
-/// True if initial values may be deferred: until they are sharded, or for ever, for the base of an
-/// adapter, which is loaded. Hooks may need them before.
-fn defers(config: &RunConfig, model: &dyn ModelConfig) -> bool {
+/// True if initial values may be drawn later, when they are sharded, or never, if they are those of
+/// the base of an adapter, which is loaded. Hooks may need them earlier.
+fn may_defer_initialization(config: &RunConfig, model: &dyn ModelConfig) -> bool {
     let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
-    let has_base = config.peft.is_some() && convert::params_dtype(config) == FloatDType::F32;
+    let has_base = config.peft.is_some() && settings::params_dtype(config) == FloatDType::F32;
     (has_base || plan::settings::distribution(config).sharding == Sharding::Full) && !has_hooks
 }
 
 fn accumulation(config: &RunConfig) -> AccumulationDType {
-    let is_float32 = convert::params_dtype(config) == FloatDType::F32;
-    if is_float32 || convert::grad_reduce_in_fp32(config) {
+    let is_float32 = settings::params_dtype(config) == FloatDType::F32;
+    if is_float32 || settings::grad_reduce_in_fp32(config) {
         AccumulationDType::Float32
     } else {
         AccumulationDType::AsComputed
@@ -517,7 +518,7 @@ pub fn build_model(
     let context = BuildContext {
         device: device.clone(),
         seed: config.rng.seed,
-        params_dtype: convert::params_dtype(config),
+        params_dtype: settings::params_dtype(config),
         padded_vocab_size: config.model.padded_vocab_size(tokenizer_vocab_size)?,
         parallel: Parallel::single(),
         deferred: None,

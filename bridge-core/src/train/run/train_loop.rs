@@ -43,7 +43,7 @@ pub fn train(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
 }
 
 fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
-    if let Some(reason) = make_up_for_validation(run)? {
+    if let Some(reason) = run_pending_validation(run)? {
         return Ok(reason);
     }
     let mut end = ExitReason::Completed;
@@ -57,13 +57,13 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         run.outputs.poll_saves(&run.state, &run.groups)?;
         update_batch_size(run)?;
         match skip_iteration(run)? {
-            Skip::Nothing => {}
+            Skip::No => {}
             // Skipped iterations still run due saves and exits.
             Skip::Iteration => match checkpoint_and_decide_exit(run, LoopRequest::default())? {
                 Some(reason) => return Ok(reason),
                 None => continue,
             },
-            Skip::Stopped(reason) => return stop_within_step(run, reason),
+            Skip::Stopped(reason) => return stop_mid_step(run, reason),
         }
         run.heartbeat.enter(Section::Step);
         let (subsystems, mut context) = run.subsystems();
@@ -73,15 +73,15 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         let mut step = match train_step(run)? {
             StepEnd::Done(step) => step,
             StepEnd::Exit(decision) => return exit_for_rerun(run, decision),
-            StepEnd::Stopped(reason) => return stop_within_step(run, reason),
+            StepEnd::Stopped(reason) => return stop_mid_step(run, reason),
         };
         run.advance(&step);
-        let request = tell_step(run, &mut step)?;
+        let request = report_step(run, &mut step)?;
         run.heartbeat.enter(Section::OutOfSection);
         if std::mem::take(&mut is_first) {
-            // The first step makes what later ones find: states of the optimizer, buffers of the
-            // ranks.
-            let _span = timers.span("give-back", Labels::default());
+            // The first step has allocated what later ones reuse: states of the optimizer, buffers of
+            // the ranks.
+            let _span = timers.span("release-unused-memory", Labels::default());
             release_unused_memory();
         }
         if validation_is_due(run) {
@@ -92,13 +92,13 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
             return Ok(reason);
         }
     }
-    save_end(run)?;
+    save_final(run)?;
     Ok(end)
 }
 
 /// Saves the step at which training ends, if the run saves and that step has no persistent
 /// checkpoint.
-pub(in crate::train) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError> {
+pub(in crate::train) fn save_final(run: &mut TrainingRun) -> Result<(), TrainError> {
     let step = run.state.train_state.step;
     if run.saves() && step > 0 && run.outputs.last_saved_step != Some(step) {
         save_checkpoint(run)?;
@@ -107,7 +107,7 @@ pub(in crate::train) fn save_end(run: &mut TrainingRun) -> Result<(), TrainError
 }
 
 /// Reports a step that is counted, with the figures of subsystems, and returns their requests.
-fn tell_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<LoopRequest, SubsystemError> {
+fn report_step(run: &mut TrainingRun, step: &mut StepReport) -> Result<LoopRequest, SubsystemError> {
     let timers = Arc::clone(&run.timers);
     let spanned = |name| timers.span(name, Labels::default());
     let span = spanned("measure");
@@ -143,7 +143,7 @@ fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
 /// Result of an iteration that may be skipped.
 enum Skip {
     /// It is to be trained.
-    Nothing,
+    No,
     /// It was skipped.
     Iteration,
     /// A stop was asked for meanwhile.
@@ -154,7 +154,7 @@ enum Skip {
 fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     let next = run.state.train_state.step as usize + 1;
     if !run.config.train.iterations_to_skip.contains(&next) {
-        return Ok(Skip::Nothing);
+        return Ok(Skip::No);
     }
     let num_microbatches = run.training.num_microbatches.num_microbatches();
     if let Some(reason) = skip_micro_batches(run, num_microbatches as usize)? {
@@ -172,10 +172,10 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
 
 /// Ends training in the middle of a step, of which nothing stays: what is saved is the state before
 /// it.
-fn stop_within_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
+fn stop_mid_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
     let step = run.state.train_state.step;
     run.note(&format!("iteration {} is left unfinished", step + 1));
-    save_end(run)?;
+    save_final(run)?;
     Ok(reason)
 }
 
@@ -207,7 +207,7 @@ fn validate(run: &mut TrainingRun) -> Result<(), TrainError> {
 
 /// Does what the run before was stopped in, so that later evaluations read the samples that they
 /// would have read; the reason to exit if it is stopped again.
-pub(in crate::train) fn make_up_for_validation(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
+pub(in crate::train) fn run_pending_validation(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     if !std::mem::take(&mut run.state.train_state.owes_validation) || !validation_is_due(run) {
         return Ok(None);
     }

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use bridge_kernels::Philox;
 
+use crate::config::FINETUNING;
 use crate::logging::Figure;
 use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, Mode, StepValues, TOKEN_ACCURACY};
 use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
@@ -24,7 +25,6 @@ use crate::train::ranks::threads::compute;
 use crate::train::reporting::report::StepReport;
 use crate::train::reporting::routers::{RouterReport, RouterSums};
 use crate::train::resume::checkpointing::save_gradients;
-use crate::train::run::build_data::FINETUNING;
 use crate::train::step::error::StepError;
 use crate::train::step::micro_batches::StepData;
 use crate::train::step::predictions::{PredictionSums, loss_name};

@@ -2,8 +2,8 @@
 
 use crate::config::RunConfig;
 use crate::resilience::{Signal, SignalError, SignalWatcher};
-use crate::train::ranks::convert;
 use crate::train::ranks::rank_env::RankUnit;
+use crate::train::settings;
 
 /// Signals that a run watches. A watched signal saves a checkpoint and stops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,7 +23,7 @@ pub(in crate::train) fn watch_signals(
     watch: WatchSignals,
     unit: RankUnit,
 ) -> Result<Option<SignalWatcher>, SignalError> {
-    let configured = convert::signal(config.train.exit_signal);
+    let configured = settings::signal(config.train.exit_signal);
     let mut signals = Vec::new();
     if config.train.exit_signal_handler || watch == WatchSignals::Process {
         signals.push(configured);

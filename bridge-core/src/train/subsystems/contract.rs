@@ -230,7 +230,7 @@ impl RunContext<'_> {
     /// Prints the lines of a request.
     pub(in crate::train) fn tell(&self, request: &LoopRequest) {
         request.notes.iter().for_each(|note| self.reporter.note(note));
-        request.details.iter().for_each(|detail| self.reporter.details(detail));
+        request.details.iter().for_each(|detail| self.reporter.debug(detail));
     }
 }
 

@@ -4,8 +4,8 @@ use serde::Serialize;
 
 use crate::config::{ConfigError, ErrorKind, RunConfig};
 use crate::schedule::{GroupOverrides, NumMicrobatchesCalculator, OptimizerParamScheduler};
-use crate::train::ranks::convert;
 use crate::train::run::error::TrainError;
+use crate::train::settings;
 
 /// Values of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -33,8 +33,8 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
         let error = ConfigError::new(ErrorKind::Conflict, "train.num_epochs", message);
         return Err(error.with_location(config.location("train.num_epochs")).into());
     }
-    let mut scheduler = OptimizerParamScheduler::new(convert::scheduler(config))?;
-    let mut batches = NumMicrobatchesCalculator::new(convert::batch_size(config))?;
+    let mut scheduler = OptimizerParamScheduler::new(settings::scheduler(config))?;
+    let mut batches = NumMicrobatchesCalculator::new(settings::batch_size(config))?;
     let mut rows = Vec::with_capacity(config.train.train_iters);
     let mut consumed_samples = 0;
     for iteration in 1..=config.train.train_iters as u64 {

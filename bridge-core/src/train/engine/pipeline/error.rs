@@ -12,23 +12,19 @@ pub enum PipelineError {
     /// The schedule does not fit the number of micro-batches.
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
-    /// Ranks could not exchange activations, gradients or parameters.
-    #[error("{0}")]
-    Comm(#[from] CommError),
-    /// A segment got or returned other tensors than the model declares.
+    /// Segments could not be run, or ranks could not exchange activations, gradients or parameters.
     #[error(transparent)]
-    Boundary(#[from] BoundaryError),
-    /// The head of the model did not ask for the loss that the run brings.
-    #[error("{}", ExecutorError::NoOutputs)]
-    NoOutputs,
+    Executor(#[from] ExecutorError),
 }
 
-impl From<ExecutorError> for PipelineError {
-    fn from(error: ExecutorError) -> Self {
-        match error {
-            ExecutorError::Boundary(error) => Self::Boundary(error),
-            ExecutorError::Comm(error) => Self::Comm(error),
-            ExecutorError::NoOutputs => Self::NoOutputs,
-        }
+impl From<CommError> for PipelineError {
+    fn from(error: CommError) -> Self {
+        Self::Executor(error.into())
+    }
+}
+
+impl From<BoundaryError> for PipelineError {
+    fn from(error: BoundaryError) -> Self {
+        Self::Executor(error.into())
     }
 }

@@ -1,13 +1,13 @@
 //! Runs one rank's share of a pipeline: the actions of a [`bridge_dist::schedule`] on this rank's
 //! chunks, by segments. One executor for every schedule, and for one rank without a pipeline; which
-//! schedule, and which layers a stage has, is decided in `stages`.
+//! schedule, and which layers a stage has, is decided in `settings`.
 //!
 //! ```text
 //! actions of this rank          what happens here
 //! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [transfers]
 //! Forward(m, chunk)             Executor::begin: output without a graph, regions kept in flight     [pass]
 //! SendActivation(m, chunk)      the output leaves while this rank goes on                           [transfers]
-//! RecvGradient, Backward        InFlight::backward: parameter gradients out, input gradient kept
+//! RecvGradient, Backward        Executor::backward: parameter gradients out, input gradient kept
 //! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
 //! ```
 

@@ -1,16 +1,17 @@
 //! From a run's configuration to the stages and the executor of one pipeline rank.
 
 use bridge_dist::schedule::ScheduleKind;
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 
 use super::{Pipeline, PipelineSettings};
-use crate::config::{self, RunConfig, TransformerConfig, pipeline_placement, pipeline_schedule};
+use crate::config::{RunConfig, TransformerConfig, pipeline_placement, pipeline_schedule};
 use crate::model::{BuildContext, ModelChunk, ModelConfig, Parallel, Stage, check_blocks};
 use crate::plan;
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::train::engine::error::EngineError;
 use crate::train::engine::offload::SegmentOffload;
 use crate::train::error::CommonError;
+use crate::train::settings;
 
 /// Builds what this pipeline rank holds of a model.
 ///
@@ -42,7 +43,13 @@ pub(in crate::train) fn pipeline(
     let schedule = pipeline_schedule(&config.model, chunks.len());
     let (recompute, cuts) = (plan::settings::recompute(config), plan::settings::cuts(config));
     let offload = SegmentOffload::of_run(config);
-    let settings = PipelineSettings { schedule, recompute, cuts, offload, wire_dtype: wire_dtype(config) };
+    let settings = PipelineSettings {
+        schedule,
+        recompute,
+        cuts,
+        offload,
+        wire_dtype: config.model.pipeline_dtype.map(settings::float_dtype),
+    };
     Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
 }
 
@@ -58,15 +65,7 @@ pub(in crate::train) fn forward_pipeline(
         recompute: Recompute::Off,
         cuts: Cuts::default(),
         offload: None,
-        wire_dtype: wire_dtype(config),
+        wire_dtype: config.model.pipeline_dtype.map(settings::float_dtype),
     };
     Pipeline::new(parallel.groups.pipeline().clone(), chunks, device, &settings)
-}
-
-fn wire_dtype(config: &RunConfig) -> Option<FloatDType> {
-    config.model.pipeline_dtype.map(|dtype| match dtype {
-        config::DType::Float16 => FloatDType::F16,
-        config::DType::BFloat16 => FloatDType::BF16,
-        _ => FloatDType::F32,
-    })
 }

@@ -105,8 +105,8 @@ impl Reporter {
         }
     }
 
-    /// Goes by the configuration of the run, where the data said how long it is.
-    pub(in crate::train) fn go_by(&mut self, config: &Arc<RunConfig>) {
+    /// Replaces the configuration once the number of iterations is known.
+    pub(in crate::train) fn set_config(&mut self, config: &Arc<RunConfig>) {
         let epoch_samples = self.recorder.epoch_samples;
         self.recorder = Recorder::new(config);
         self.recorder.epoch_samples = epoch_samples;
@@ -155,12 +155,12 @@ impl Reporter {
         self.lock().line(LogLevel::Info, text);
     }
 
-    /// Tells what people rarely read.
-    pub(in crate::train) fn details(&self, text: &str) {
+    /// Prints a line that only a verbose console shows.
+    pub(in crate::train) fn debug(&self, text: &str) {
         self.lock().tell(|sink| sink.on_details(text));
     }
 
-    /// Tells the settings that differ from the defaults.
+    /// Prints the settings that differ from the defaults.
     pub(in crate::train) fn configuration(&self, text: &str) {
         self.lock().tell(|sink| sink.on_configuration(text));
     }

@@ -20,8 +20,9 @@ use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
 use crate::optim::{MASTER, Sharding};
 use crate::schedule::{OnStateMismatch, SchedulerState};
-use crate::train::ranks::{agreement, convert};
+use crate::train::ranks::agreement;
 use crate::train::resume::error::ResumeError;
+use crate::train::settings;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::Loaded;
 
@@ -187,7 +188,7 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
 /// Initializes the masters of 16-bit parameters with the exact values of the checkpoint, if it has
 /// any: its own masters, or parameters in float32. Parameters in float32 have no masters.
 fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
-    if convert::params_dtype(&run.config) == FloatDType::F32 {
+    if settings::params_dtype(&run.config) == FloatDType::F32 {
         return Ok(());
     }
     let plain = run.training.device.clone().without_autodiff();
@@ -253,7 +254,7 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
 /// Reads of each parameter what this rank owns.
 fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
     let device = run.training.device.clone().without_autodiff();
-    let dtype = convert::params_dtype(&run.config);
+    let dtype = settings::params_dtype(&run.config);
     let mut owned = BTreeMap::new();
     let declarations = run.training.chunks.iter().flat_map(|chunk| chunk.parameters());
     let declarations: BTreeMap<&str, &Declaration> = declarations.map(|info| (info.name.as_str(), info)).collect();

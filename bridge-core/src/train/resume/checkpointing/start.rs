@@ -11,9 +11,8 @@ use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, LoadRequest, NamedManager, OnDamaged, Resolution, TrainState,
     Verification, Verifier, look_together,
 };
-use crate::config::{self, RunConfig};
+use crate::config::{self, ConfigError, ErrorKind, RunConfig};
 use crate::train::data::registry::WeightFormat;
-use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::resume::error::ResumeError;
 
@@ -159,7 +158,9 @@ fn open_found(
         PRETRAINED => pretrained_root(config, formats),
         _ => load_root(config).map(Path::to_owned),
     };
-    let root = root.ok_or_else(|| CommonError::Internal("the ranks load from different places".into()))?;
+    let message = "rank 0 found a checkpoint in its recipe's folder, and the recipe of this rank has no such folder: \
+                   start all ranks with the same recipe";
+    let root = root.ok_or_else(|| ConfigError::new(ErrorKind::Missing, "checkpoint.load", message))?;
     let checkpoint = CheckpointStore::open(root)?.open_iteration(iteration as u64, Verification::Sizes)?;
     let weights_only = is_pretrained || settings.finetune;
     let pretrained_root = pretrained_root(config, formats);

@@ -13,14 +13,17 @@ use crate::schedule::{
     OptimizerParamSchedulerConfig,
 };
 use crate::timers::TimerLevel;
-use crate::train::ranks::agreement;
-use crate::train::ranks::device::LocalRank;
 
 pub(in crate::train) fn params_dtype(config: &RunConfig) -> FloatDType {
-    match config.model.params_dtype {
+    float_dtype(config.model.params_dtype)
+}
+
+/// The number format on devices.
+pub(in crate::train) fn float_dtype(dtype: config::DType) -> FloatDType {
+    match dtype {
         config::DType::Float16 => FloatDType::F16,
         config::DType::BFloat16 => FloatDType::BF16,
-        _ => FloatDType::F32,
+        config::DType::Float32 | config::DType::UInt8 => FloatDType::F32,
     }
 }
 
@@ -118,17 +121,6 @@ pub(in crate::train) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, Lo
     })
 }
 
-/// Location of a rank for fault messages; `node` is the name of its machine, if the program sets
-/// one.
-pub(in crate::train) fn placement(
-    config: &RunConfig,
-    rank: usize,
-    place: LocalRank,
-    node: Option<String>,
-) -> Placement {
-    Placement { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
-}
-
 pub(in crate::train) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
@@ -140,16 +132,6 @@ pub(in crate::train) fn rerun(config: &RunConfig, placement: Placement) -> Rerun
         },
         placement,
     }
-}
-
-/// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one
-/// device.
-fn device_index(config: &RunConfig, place: LocalRank) -> usize {
-    if config.computes_on_cpu() {
-        return 0;
-    }
-    let index = config.device.split_once(':').and_then(|(_, index)| index.parse().ok());
-    index.unwrap_or(place.rank)
 }
 
 pub(in crate::train) fn loss_checks(config: &RunConfig) -> LossChecks {
