@@ -34,7 +34,7 @@ pub fn forward_backward(
     context: &ForwardContext,
     hooks: &mut dyn RegionHooks,
 ) -> Tensor<1> {
-    let (in_flight, output) = executor.begin(chunk, Boundary::default(), context, hooks).unwrap();
+    let (in_flight, output) = executor.forward(chunk, Boundary::default(), context, hooks).unwrap();
     executor.backward(in_flight, Boundary::default(), chunk, context, hooks).unwrap();
     output.loss_sum().expect("the last segment of a model returns the loss")
 }

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::member::Member;
-use bridge_dist::comm::transport::{Place, Signature};
+use bridge_dist::comm::transport::{GroupMember, Signature};
 use bridge_dist::comm::{CommError, CommErrorKind, Group};
 
 /// The rank is ready to begin the operation.
@@ -40,7 +40,7 @@ impl Agreement {
             }
             all.push(signature);
         }
-        self.member.speaker().agree(mine, &all).map_err(|error| self.member.fail(mine, *error.kind))
+        self.member.rank_context().agree(mine, &all).map_err(|error| self.member.fail(mine, *error.kind))
     }
 
     /// The rows of all ranks, in rank order, all of the same length.

@@ -12,7 +12,7 @@ use super::handshake::{Message, shake_hands};
 use super::raw::{GroupedCalls, Span};
 use super::staged::Staged;
 use bridge_dist::comm::device::Extent;
-use bridge_dist::comm::transport::{OpKind, Place, Signature, lock};
+use bridge_dist::comm::transport::{GroupMember, OpKind, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Element, ReduceOp};
 
 /// Device memory that an operation reads. Made by [`DeviceCollectives::read`] and its relatives.
@@ -179,7 +179,7 @@ impl<'a> DeviceCollectives<'a> {
     /// See [`CommErrorKind`]; an average of integers is an invalid argument.
     pub fn all_reduce(&self, data: &mut DeviceBufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.staged.member.speaker().check_reduce(&signature)?;
+        self.staged.member.rank_context().check_reduce(&signature)?;
         let span = data.span;
         // SAFETY: the buffer is valid and borrowed until the call has completed, which `collective`
         // waits for.
@@ -196,7 +196,7 @@ impl<'a> DeviceCollectives<'a> {
         output: &mut DeviceBufferMut<'_>,
         op: ReduceOp,
     ) -> Result<(), CommError> {
-        let signature = self.staged.member.speaker().reduce_scatter(input, &*output, op)?;
+        let signature = self.staged.member.rank_context().reduce_scatter(input, &*output, op)?;
         let (from, to) = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
         self.collective(&signature, |group, stream| unsafe { group.reduce_scatter(from, to, op, stream) })
@@ -207,7 +207,7 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`]; `output` must be `size` times as long as `input`.
     pub fn all_gather(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.staged.member.speaker().all_gather(input, &*output)?;
+        let signature = self.staged.member.rank_context().all_gather(input, &*output)?;
         let (from, to) = (input.span, output.span);
         // SAFETY: as above; the lengths were checked.
         self.collective(&signature, |group, stream| unsafe { group.all_gather(from, to, stream) })
@@ -218,7 +218,7 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`].
     pub fn broadcast(&self, data: &mut DeviceBufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.staged.member.speaker().broadcast(&*data, root)?;
+        let signature = self.staged.member.rank_context().broadcast(&*data, root)?;
         let span = data.span;
         // SAFETY: as above.
         self.collective(&signature, |group, stream| unsafe { group.broadcast(span, root, stream) })
@@ -230,7 +230,7 @@ impl<'a> DeviceCollectives<'a> {
     /// # Errors
     /// See [`CommErrorKind`]; both lengths are equal and divisible by `size`.
     pub fn all_to_all(&self, input: &DeviceBuffer<'_>, output: &mut DeviceBufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.staged.member.speaker().all_to_all(input, &*output)?;
+        let signature = self.staged.member.rank_context().all_to_all(input, &*output)?;
         let (input, output, size) = (input.span, output.span, self.staged.member.size());
         self.collective(&signature, |group, stream| {
             for peer in 0..size {

@@ -3,7 +3,7 @@
 
 use super::agree::{decode, garbled};
 use super::member::Member;
-use bridge_dist::comm::transport::{OpKind, Place, Signature};
+use bridge_dist::comm::transport::{GroupMember, OpKind, Signature};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group, HostBuffer, Request};
 
 /// Tags of headers: in the direction of the data, and against it. Each direction between two ranks
@@ -28,7 +28,7 @@ struct Tags {
 impl Message {
     /// `kind` is `Send` or `Recv`.
     pub fn new(member: &Member, kind: OpKind, what: (DType, usize), peer: usize) -> Result<Self, CommError> {
-        let signature = Signature { tag: None, ..member.speaker().message(kind, what, peer, 0)? };
+        let signature = Signature { tag: None, ..member.rank_context().message(kind, what, peer, 0)? };
         let tags = match kind {
             OpKind::Send => Tags { mine: FROM_SENDER, theirs: FROM_RECEIVER },
             _ => Tags { mine: FROM_RECEIVER, theirs: FROM_SENDER },

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::agree::Agreement;
 use super::carrier::{Carrier, CarrierError};
-use bridge_dist::comm::transport::{Collectives, OpKind, Place, Signature, chunks, reduce_parts, spread};
+use bridge_dist::comm::transport::{Collectives, GroupMember, OpKind, Signature, chunks, reduce_parts, spread};
 use bridge_dist::comm::{Buffer, BufferMut, CommError, DType, HostBuffer, ReduceOp, UnevenExchange};
 
 /// Up to this many bytes every rank gathers and reduces everything: a second transfer would cost
@@ -27,7 +27,7 @@ pub(super) struct Lane<C> {
 impl<C: Carrier + 'static> Collectives for Lane<C> {
     fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.agreement.member.speaker().check_reduce(&signature)?;
+        self.agreement.member.rank_context().check_reduce(&signature)?;
         self.agreement.agree(&signature)?;
         let small = data.len() * data.dtype().size() <= SMALL_BYTES;
         for range in chunks(data.len(), self.piece(data.dtype())) {
@@ -39,7 +39,7 @@ impl<C: Carrier + 'static> Collectives for Lane<C> {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.agreement.member.speaker().reduce_scatter(&input, &output, op)?;
+        let signature = self.agreement.member.rank_context().reduce_scatter(&input, &output, op)?;
         self.agreement.agree(&signature)?;
         let (part, size, dtype) = (output.len(), self.size(), input.dtype());
         for range in chunks(part, self.piece_of_rank(dtype)) {
@@ -54,7 +54,7 @@ impl<C: Carrier + 'static> Collectives for Lane<C> {
     }
 
     fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.agreement.member.speaker().all_gather(&input, &output)?;
+        let signature = self.agreement.member.rank_context().all_gather(&input, &output)?;
         self.agreement.agree(&signature)?;
         let (part, size, dtype) = (input.len(), self.size(), input.dtype());
         if part <= self.piece_of_rank(dtype) {
@@ -138,7 +138,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.agreement.member.speaker().broadcast(&data, root)?;
+        let signature = self.agreement.member.rank_context().broadcast(&data, root)?;
         self.agreement.agree(&signature)?;
         for range in chunks(data.len(), self.piece(data.dtype())) {
             let sent = self.carrier.broadcast(data.slice(range).bytes_mut(), root);
@@ -148,7 +148,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.agreement.member.speaker().all_to_all(&input, &output)?;
+        let signature = self.agreement.member.rank_context().all_to_all(&input, &output)?;
         self.agreement.agree(&signature)?;
         let part = input.len() / self.size();
         let (piece, counts) = (self.piece_of_rank(input.dtype()), vec![part; self.size()]);
@@ -157,7 +157,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     pub fn all_to_all_uneven(&mut self, mut exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        let signature = self.agreement.member.speaker().all_to_all_uneven(&exchange)?;
+        let signature = self.agreement.member.rank_context().all_to_all_uneven(&exchange)?;
         self.agreement.agree(&signature)?;
         let size = self.size();
         let wide = exchange.send_counts.iter().chain(exchange.recv_counts).map(|&count| count as i64);
@@ -166,7 +166,7 @@ impl<C: Carrier> Lane<C> {
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
             all.chunks_exact(2 * size).map(|row| row.split_at(size)).unzip();
         let member = &self.agreement.member;
-        let agreed = member.speaker().agree_counts(&signature, &sent, &expected);
+        let agreed = member.rank_context().agree_counts(&signature, &sent, &expected);
         agreed.map_err(|error| member.fail(&signature, *error.kind))?;
         // The longest pair of the group decides, so that all ranks run the same number of rounds.
         let longest = all.iter().copied().max().map_or(0, |count| count as usize);

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bridge_dist::comm::transport::{Place, Signature, Speaker, lock};
+use bridge_dist::comm::transport::{GroupMember, RankContext, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind};
 
 /// State that all groups of one rank share.
@@ -27,9 +27,9 @@ pub(super) struct Member {
     pub name: Arc<str>,
 }
 
-impl Place for Member {
-    fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
+impl GroupMember for Member {
+    fn rank_context(&self) -> RankContext<'_> {
+        RankContext { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
 
     fn failure(&self) -> Option<Arc<CommError>> {
@@ -38,7 +38,7 @@ impl Place for Member {
 
     /// Records a failure; only the first one counts.
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        let error = self.speaker().error(signature, kind);
+        let error = self.rank_context().error(signature, kind);
         lock(&self.world.failure).get_or_insert_with(|| Arc::new(error.clone()));
         error
     }
@@ -57,7 +57,7 @@ impl Member {
     /// Converts an error of the bootstrap group to one of the operation that needed it.
     pub fn adopt(&self, signature: &Signature, error: CommError) -> CommError {
         match *error.kind {
-            kind @ CommErrorKind::InvalidArgument { .. } => self.speaker().error(signature, kind),
+            kind @ CommErrorKind::InvalidArgument { .. } => self.rank_context().error(signature, kind),
             kind => self.fail(signature, kind),
         }
     }

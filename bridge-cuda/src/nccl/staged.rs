@@ -10,7 +10,9 @@ use super::lane::Lane;
 use super::member::{Member, World};
 use bridge_dist::comm::device::DeviceExchange;
 use bridge_dist::comm::single::SingleCommunicator;
-use bridge_dist::comm::transport::{Background, Collectives, OpKind, Pending, Place, Signature, lock, through_lanes};
+use bridge_dist::comm::transport::{
+    Background, Collectives, GroupMember, OpKind, Pending, Signature, delegate_to_lanes, lock,
+};
 use bridge_dist::comm::{
     Buffer, BufferMut, CommError, Communicator, DType, Group, HostBuffer, ReduceOp, Request, UnevenExchange,
 };
@@ -143,7 +145,7 @@ impl<F: Fabric> Collectives for LateLane<F> {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
+        let signature = self.member.rank_context().reduce_scatter(&input, &output, op)?;
         self.lane(&signature)?.reduce_scatter(input, output, op)
     }
 
@@ -178,7 +180,7 @@ impl Pending for Message {
 }
 
 impl<F: Fabric> Communicator for Staged<F> {
-    through_lanes!(member: Member);
+    delegate_to_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
         self.controls.blocking.timeout()
@@ -189,13 +191,13 @@ impl<F: Fabric> Communicator for Staged<F> {
     }
 
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
-        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        let signature = self.member.rank_context().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
         self.member.check_world(&signature)?;
         self.controls.blocking.send(data, to, tag).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
-        let signature = self.member.speaker().message(OpKind::Recv, (data.dtype(), data.len()), from, tag)?;
+        let signature = self.member.rank_context().message(OpKind::Recv, (data.dtype(), data.len()), from, tag)?;
         self.member.check_world(&signature)?;
         self.controls.blocking.recv(data, from, tag).map_err(|error| self.member.adopt(&signature, error))
     }
@@ -214,14 +216,14 @@ impl<F: Fabric> Communicator for Staged<F> {
     }
 
     fn start_send(&self, data: HostBuffer, to: usize, tag: u32) -> Result<Request, CommError> {
-        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        let signature = self.member.rank_context().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
         self.member.check_world(&signature)?;
         let started = self.controls.blocking.start_send(data, to, tag);
         started.map(|request| self.message(signature, request)).map_err(|error| self.member.adopt(&signature, error))
     }
 
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        let signature = self.member.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
+        let signature = self.member.rank_context().message(OpKind::Recv, (dtype, len), from, tag)?;
         self.member.check_world(&signature)?;
         let started = self.controls.blocking.start_recv(dtype, len, from, tag);
         started.map(|request| self.message(signature, request)).map_err(|error| self.member.adopt(&signature, error))

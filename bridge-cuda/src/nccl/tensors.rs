@@ -19,7 +19,7 @@ use super::staged::{LateLane, Staged};
 use super::watch::{InFlight, Watch};
 use bridge_dist::comm::device::{DeviceCall, DeviceExchange, DeviceLine, DeviceMemory, DevicePart, DeviceWork};
 use bridge_dist::comm::thread::panic_message;
-use bridge_dist::comm::transport::{OpKind, Place, Signature, lock};
+use bridge_dist::comm::transport::{GroupMember, OpKind, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Request};
 use bridge_regions::exchange::TensorMemory;
 
@@ -178,7 +178,7 @@ impl Line<'_> {
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) =
             all.chunks_exact(2 * parts.len()).map(|row| row.split_at(parts.len())).unzip();
         let member = &agreement.member;
-        let agreed = member.speaker().agree_counts(&self.signature, &sent, &expected);
+        let agreed = member.rank_context().agree_counts(&self.signature, &sent, &expected);
         agreed.map_err(|error| member.fail(&self.signature, *error.kind))
     }
 

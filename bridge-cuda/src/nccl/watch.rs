@@ -16,7 +16,7 @@ use super::member::Member;
 use super::patience::wait_for;
 use super::raw::{GOODBYE, RawComm};
 use bridge_dist::comm::CommErrorKind;
-use bridge_dist::comm::transport::{Place, Signature, lock};
+use bridge_dist::comm::transport::{GroupMember, Signature, lock};
 
 /// An operation on the device.
 pub(super) struct InFlight {

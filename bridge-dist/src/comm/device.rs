@@ -16,7 +16,7 @@ use super::error::CommError;
 use super::layer::{Call, Operation};
 use super::request::Request;
 pub use super::signature::Extent;
-use super::signature::{OpKind, Signature, Speaker};
+use super::signature::{OpKind, RankContext, Signature};
 
 /// Memory of a device as a tensor library has it.
 pub trait DeviceMemory: Any + Debug + Send + Sync {
@@ -98,7 +98,7 @@ impl DeviceCall {
     /// If devices do not have the reduction.
     pub fn all_reduce(group: &dyn Communicator, data: Extent, op: ReduceOp) -> Result<Self, CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype, data.len, op).on_device();
-        speaking(group, |speaker| speaker.check_device_reduce(&signature))?;
+        with_context(group, |context| context.check_device_reduce(&signature))?;
         Ok(Self::new(Operation::AllReduce, data.len, signature))
     }
 
@@ -109,9 +109,9 @@ impl DeviceCall {
     /// If devices do not have the reduction, or the elements do not divide.
     pub fn reduce_scatter(group: &dyn Communicator, input: Extent, op: ReduceOp) -> Result<Self, CommError> {
         let output = Extent { len: input.len / group.size(), ..input };
-        let signature = speaking(group, |speaker| {
-            let signature = speaker.reduce_scatter(input, output, op)?.on_device();
-            speaker.check_device_reduce(&signature).map(|()| signature)
+        let signature = with_context(group, |context| {
+            let signature = context.reduce_scatter(input, output, op)?.on_device();
+            context.check_device_reduce(&signature).map(|()| signature)
         })?;
         Ok(Self::new(Operation::ReduceScatter, input.len, signature))
     }
@@ -126,7 +126,7 @@ impl DeviceCall {
     /// # Errors
     /// If there is no such rank.
     pub fn broadcast(group: &dyn Communicator, data: Extent, root: usize) -> Result<Self, CommError> {
-        let mut made = Self::new(Operation::Broadcast, data.len, speaking(group, |it| it.broadcast(data, root))?);
+        let mut made = Self::new(Operation::Broadcast, data.len, with_context(group, |it| it.broadcast(data, root))?);
         made.call.root = Some(root);
         Ok(made)
     }
@@ -142,7 +142,7 @@ impl DeviceCall {
         output: Extent,
         receive: &[usize],
     ) -> Result<Self, CommError> {
-        let signature = speaking(group, |speaker| speaker.uneven(input, send, output, receive))?;
+        let signature = with_context(group, |context| context.uneven(input, send, output, receive))?;
         let mut made = Self::new(Operation::AllToAll, input.len, signature);
         made.call.is_even = false;
         Ok(made)
@@ -150,8 +150,8 @@ impl DeviceCall {
 }
 
 /// Calls `check` with the rank and group that its errors name.
-fn speaking<R>(group: &dyn Communicator, check: impl FnOnce(&Speaker<'_>) -> R) -> R {
-    check(&Speaker { rank: group.rank(), world_ranks: &group.world_ranks(), group: group.name() })
+fn with_context<R>(group: &dyn Communicator, check: impl FnOnce(&RankContext<'_>) -> R) -> R {
+    check(&RankContext { rank: group.rank(), world_ranks: &group.world_ranks(), group: group.name() })
 }
 
 /// Operations of device memory, which a [`Communicator`] may offer. The

@@ -200,7 +200,7 @@ impl From<&BufferMut<'_>> for Extent {
 
 /// The rank and group that every error of a rank names.
 #[derive(Clone, Copy, Debug)]
-pub struct Speaker<'a> {
+pub struct RankContext<'a> {
     /// Rank in the group.
     pub rank: usize,
     /// The group's ranks as ranks of the world.
@@ -209,7 +209,7 @@ pub struct Speaker<'a> {
     pub group: &'a str,
 }
 
-impl Speaker<'_> {
+impl RankContext<'_> {
     fn size(&self) -> usize {
         self.world_ranks.len()
     }
@@ -477,10 +477,10 @@ mod tests {
 
     #[test]
     fn the_minority_is_named() {
-        let speaker = Speaker { rank: 0, world_ranks: &[0, 1, 2].into(), group: "dp" };
+        let context = RankContext { rank: 0, world_ranks: &[0, 1, 2].into(), group: "dp" };
         let sum = Signature::reducing(OpKind::AllReduce, DType::F32, 4, ReduceOp::Sum);
         let odd = Signature::bare(OpKind::Barrier);
-        let error = speaker.agree(&odd, &[odd, sum, sum]).unwrap_err();
+        let error = context.agree(&odd, &[odd, sum, sum]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "rank 0 of group `dp` (size 3) in barrier(): rank 0 disagrees: \

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use super::error::CommError;
 use super::request::Request;
-use super::signature::{OpKind, Signature, Speaker, UnevenExchange};
+use super::signature::{OpKind, RankContext, Signature, UnevenExchange};
 use super::{Communicator, Group};
 
 /// The only rank of its group.
@@ -28,8 +28,8 @@ impl SingleCommunicator {
         Self { name: name.into(), world_ranks: [world_rank].into() }
     }
 
-    fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: 0, world_ranks: &self.world_ranks, group: &self.name }
+    fn rank_context(&self) -> RankContext<'_> {
+        RankContext { rank: 0, world_ranks: &self.world_ranks, group: &self.name }
     }
 }
 
@@ -59,33 +59,33 @@ impl Communicator for SingleCommunicator {
 
     fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.speaker().check_reduce(&signature)
+        self.rank_context().check_reduce(&signature)
     }
 
     fn reduce_scatter(&self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        self.speaker().reduce_scatter(&input, &output, op)?;
+        self.rank_context().reduce_scatter(&input, &output, op)?;
         output.copy_from(input);
         Ok(())
     }
 
     fn all_gather(&self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        self.speaker().all_gather(&input, &output)?;
+        self.rank_context().all_gather(&input, &output)?;
         output.copy_from(input);
         Ok(())
     }
 
     fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        self.speaker().broadcast(&data, root).map(drop)
+        self.rank_context().broadcast(&data, root).map(drop)
     }
 
     fn all_to_all(&self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        self.speaker().all_to_all(&input, &output)?;
+        self.rank_context().all_to_all(&input, &output)?;
         output.copy_from(input);
         Ok(())
     }
 
     fn all_to_all_uneven(&self, mut exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        self.speaker().all_to_all_uneven(&exchange)?;
+        self.rank_context().all_to_all_uneven(&exchange)?;
         exchange.output.copy_from(exchange.input);
         Ok(())
     }
@@ -93,13 +93,13 @@ impl Communicator for SingleCommunicator {
     /// Always an error: there is no other rank.
     fn send(&self, data: Buffer<'_>, to: usize, tag: u32) -> Result<(), CommError> {
         let what = (data.dtype(), data.len());
-        self.speaker().message(OpKind::Send, what, to, tag).map(drop)
+        self.rank_context().message(OpKind::Send, what, to, tag).map(drop)
     }
 
     /// Always an error: there is no other rank.
     fn recv(&self, data: BufferMut<'_>, from: usize, tag: u32) -> Result<(), CommError> {
         let what = (data.dtype(), data.len());
-        self.speaker().message(OpKind::Recv, what, from, tag).map(drop)
+        self.rank_context().message(OpKind::Recv, what, from, tag).map(drop)
     }
 
     fn barrier(&self) -> Result<(), CommError> {
@@ -117,7 +117,7 @@ impl Communicator for SingleCommunicator {
 
     fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
         let signature = Signature::reducing(OpKind::ReduceScatter, input.dtype(), input.len(), op);
-        self.speaker().check_reduce(&signature)?;
+        self.rank_context().check_reduce(&signature)?;
         Ok(Request::ready(input))
     }
 
@@ -133,7 +133,7 @@ impl Communicator for SingleCommunicator {
 
     /// Always an error: there is no other rank.
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError> {
-        self.speaker().message(OpKind::Recv, (dtype, len), from, tag)?;
+        self.rank_context().message(OpKind::Recv, (dtype, len), from, tag)?;
         Ok(Request::ready(HostBuffer::zeros(dtype, len)))
     }
 }

@@ -4,7 +4,7 @@
 //! It runs the blocking collectives of an implementation on a separate lane (or communicator), so
 //! that data moves while the rank computes, and never interleaves with blocking collectives of the
 //! same group. An implementation has a [`Background`], gives it [`Collectives`], and is a
-//! [`Place`].
+//! [`GroupMember`].
 
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::thread;
@@ -13,7 +13,7 @@ use super::buffer::{Buffer, BufferMut, HostBuffer, ReduceOp};
 use super::error::{CommError, CommErrorKind};
 use super::lock::lock;
 use super::request::{Pending, Request};
-use super::signature::{OpKind, Signature, Speaker};
+use super::signature::{OpKind, RankContext, Signature};
 
 type Outcome<T = HostBuffer> = Result<T, CommError>;
 type Job<S> = Box<dyn FnOnce(&mut S) + Send>;
@@ -37,10 +37,10 @@ pub trait Collectives: Send + 'static {
     fn all_gather(&mut self, input: Buffer<'_>, output: BufferMut<'_>) -> Result<(), CommError>;
 }
 
-/// A rank's place in a group of an implementation.
-pub trait Place {
+/// A rank as a member of a group.
+pub trait GroupMember {
     /// Rank and group, for errors.
-    fn speaker(&self) -> Speaker<'_>;
+    fn rank_context(&self) -> RankContext<'_>;
     /// Error that failed the world, if it has failed.
     fn failure(&self) -> Option<Arc<CommError>>;
     /// Fails the world with this error, and returns it.
@@ -49,31 +49,31 @@ pub trait Place {
     /// An error if the world has failed.
     fn check_world(&self, signature: &Signature) -> Result<(), CommError> {
         match self.failure() {
-            Some(cause) => Err(self.speaker().error(signature, CommErrorKind::Aborted { cause })),
+            Some(cause) => Err(self.rank_context().error(signature, CommErrorKind::Aborted { cause })),
             None => Ok(()),
         }
     }
 }
 
-/// The methods of a [`Communicator`](super::Communicator) that has a place in a group, a lane for
+/// The methods of a [`Communicator`](super::Communicator) that is a member of a group, with a lane for
 /// blocking collectives behind a lock, and another one in the background.
 #[macro_export]
-macro_rules! through_lanes {
-    ($place:ident: $Place:ty) => {
+macro_rules! delegate_to_lanes {
+    ($member:ident: $Member:ty) => {
         fn rank(&self) -> usize {
-            self.$place.speaker().rank
+            self.$member.rank_context().rank
         }
 
         fn size(&self) -> usize {
-            self.$place.speaker().world_ranks.len()
+            self.$member.rank_context().world_ranks.len()
         }
 
         fn name(&self) -> &str {
-            self.$place.speaker().group
+            self.$member.rank_context().group
         }
 
         fn world_ranks(&self) -> Arc<[usize]> {
-            Arc::clone(self.$place.speaker().world_ranks)
+            Arc::clone(self.$member.rank_context().world_ranks)
         }
 
         fn all_reduce(&self, data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
@@ -105,20 +105,20 @@ macro_rules! through_lanes {
         }
 
         fn start_all_reduce(&self, data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-            self.background.all_reduce::<$Place>(&self.$place, data, op)
+            self.background.all_reduce::<$Member>(&self.$member, data, op)
         }
 
         fn start_reduce_scatter(&self, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-            self.background.reduce_scatter::<$Place>(&self.$place, input, op)
+            self.background.reduce_scatter::<$Member>(&self.$member, input, op)
         }
 
         fn start_all_gather(&self, input: HostBuffer) -> Result<Request, CommError> {
-            self.background.all_gather::<$Place>(&self.$place, input)
+            self.background.all_gather::<$Member>(&self.$member, input)
         }
     };
 }
 
-pub use crate::through_lanes;
+pub use crate::delegate_to_lanes;
 
 /// The non-blocking collectives of one rank of a group. The thread starts with the first of them;
 /// many groups never use any.
@@ -139,10 +139,15 @@ impl<L: Collectives> Background<L> {
     ///
     /// # Errors
     /// Errors found before anything is sent; others come from the request.
-    pub fn all_reduce<P: Place>(&self, place: &P, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
+    pub fn all_reduce<P: GroupMember>(
+        &self,
+        member: &P,
+        mut data: HostBuffer,
+        op: ReduceOp,
+    ) -> Result<Request, CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        place.speaker().check_reduce(&signature)?;
-        self.start(place, &signature, move |lane| {
+        member.rank_context().check_reduce(&signature)?;
+        self.start(member, &signature, move |lane| {
             lane.all_reduce(data.view_mut(), op)?;
             Ok(data)
         })
@@ -152,11 +157,16 @@ impl<L: Collectives> Background<L> {
     ///
     /// # Errors
     /// Errors found before anything is sent; others come from the request.
-    pub fn reduce_scatter<P: Place>(&self, place: &P, input: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {
-        let speaker = place.speaker();
-        let mut output = HostBuffer::zeros(input.dtype(), input.len() / speaker.world_ranks.len());
-        let signature = speaker.reduce_scatter(&input.view(), &output.view_mut(), op)?;
-        self.start(place, &signature, move |lane| {
+    pub fn reduce_scatter<P: GroupMember>(
+        &self,
+        member: &P,
+        input: HostBuffer,
+        op: ReduceOp,
+    ) -> Result<Request, CommError> {
+        let context = member.rank_context();
+        let mut output = HostBuffer::zeros(input.dtype(), input.len() / context.world_ranks.len());
+        let signature = context.reduce_scatter(&input.view(), &output.view_mut(), op)?;
+        self.start(member, &signature, move |lane| {
             lane.reduce_scatter(input.view(), output.view_mut(), op)?;
             Ok(output)
         })
@@ -166,10 +176,10 @@ impl<L: Collectives> Background<L> {
     ///
     /// # Errors
     /// Errors found before anything is sent; others come from the request.
-    pub fn all_gather<P: Place>(&self, place: &P, input: HostBuffer) -> Result<Request, CommError> {
+    pub fn all_gather<P: GroupMember>(&self, member: &P, input: HostBuffer) -> Result<Request, CommError> {
         let signature = Signature::data(OpKind::AllGather, input.dtype(), input.len());
-        let size = place.speaker().world_ranks.len();
-        self.start(place, &signature, move |lane| {
+        let size = member.rank_context().world_ranks.len();
+        self.start(member, &signature, move |lane| {
             let mut output = HostBuffer::zeros(input.dtype(), input.len() * size);
             lane.all_gather(input.view(), output.view_mut())?;
             Ok(output)
@@ -179,29 +189,29 @@ impl<L: Collectives> Background<L> {
     /// Runs `job` on the thread, after what was started before.
     pub fn start<T: Send + 'static>(
         &self,
-        place: &impl Place,
+        member: &impl GroupMember,
         signature: &Signature,
         job: impl FnOnce(&mut L) -> Outcome<T> + Send + 'static,
     ) -> Result<Request<T>, CommError> {
-        place.check_world(signature)?;
-        let worker = self.worker(place, signature)?;
-        worker.submit(job, |kind| place.speaker().error(signature, kind))
+        member.check_world(signature)?;
+        let worker = self.worker(member, signature)?;
+        worker.submit(job, |kind| member.rank_context().error(signature, kind))
     }
 
-    fn worker(&self, place: &impl Place, signature: &Signature) -> Result<&Worker<L>, CommError> {
+    fn worker(&self, member: &impl GroupMember, signature: &Signature) -> Result<&Worker<L>, CommError> {
         let mut idle = lock(&self.idle);
         let transport = |library, message| CommErrorKind::Transport { library, message };
         if let Some(lane) = idle.take() {
-            let Speaker { rank, group, .. } = place.speaker();
+            let RankContext { rank, group, .. } = member.rank_context();
             let worker = Worker::spawn(format!("{group}-{rank}"), lane).map_err(|error| {
                 let library = "the operating system, starting a background thread,";
-                place.fail(signature, transport(library, error.to_string()))
+                member.fail(signature, transport(library, error.to_string()))
             })?;
             return Ok(self.worker.get_or_init(|| worker));
         }
         self.worker.get().ok_or_else(|| {
             let message = "it could not be started".to_owned();
-            place.speaker().error(signature, transport("the background thread", message))
+            member.rank_context().error(signature, transport("the background thread", message))
         })
     }
 

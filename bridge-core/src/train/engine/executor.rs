@@ -52,12 +52,12 @@ pub trait RegionHooks {
     ///
     /// # Errors
     /// If they cannot be gathered.
-    fn before(&mut self, _chunk: &mut dyn ModelChunk, _region: Around<'_>) -> Result<(), CommError> {
+    fn before_region(&mut self, _chunk: &mut dyn ModelChunk, _region: RegionContext<'_>) -> Result<(), CommError> {
         Ok(())
     }
 
-    /// The parameters of these segments are not used until the next [`before`](Self::before).
-    fn after(&mut self, _chunk: &mut dyn ModelChunk, _segments: &Range<usize>) {}
+    /// The parameters of these segments are not used until the next [`before_region`](Self::before_region).
+    fn parameters_unused(&mut self, _chunk: &mut dyn ModelChunk, _segments: &Range<usize>) {}
 
     /// Turns the loss sum into the scalar to differentiate.
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1>;
@@ -71,14 +71,14 @@ pub trait RegionHooks {
     ///
     /// # Errors
     /// If they cannot be sent.
-    fn left(&mut self, _segments: &Range<usize>) -> Result<(), CommError> {
+    fn backward_done(&mut self, _segments: &Range<usize>) -> Result<(), CommError> {
         Ok(())
     }
 }
 
 /// A region about to run, and the one that comes next.
 #[derive(Clone, Copy, Debug)]
-pub struct Around<'a> {
+pub struct RegionContext<'a> {
     /// Segments of the region.
     pub segments: &'a Range<usize>,
     /// Segments of the region that runs after it, if there is one.
@@ -87,7 +87,7 @@ pub struct Around<'a> {
     regions: &'a [Region],
 }
 
-impl<'a> Around<'a> {
+impl<'a> RegionContext<'a> {
     /// The same region in the backward pass, where the next one is the one before.
     fn backward(self) -> Self {
         let next = self.index.checked_sub(1).map(|index| &self.regions[index].segments);
@@ -146,7 +146,7 @@ impl Executor {
     /// Recomputes the last region too, where it is to be recomputed: for schedules with other work
     /// between its forward and its backward. Otherwise its graph stays where the model ends,
     /// because dropping it would save nothing.
-    pub fn recomputing_last(self) -> Self {
+    pub fn with_last_recomputed(self) -> Self {
         Self { keeps_last_graph: false, ..self }
     }
 
@@ -155,7 +155,7 @@ impl Executor {
     ///
     /// # Errors
     /// Errors of `hooks`, and other tensors than the model declares.
-    pub fn forward_chunk(
+    pub fn forward_inference(
         &self,
         chunk: &mut dyn ModelChunk,
         mut input: Boundary,
@@ -163,9 +163,9 @@ impl Executor {
         hooks: &mut dyn RegionHooks,
     ) -> Result<SegmentOutput, ExecutorError> {
         for (index, region) in self.regions.iter().enumerate() {
-            hooks.before(chunk, self.around(index))?;
+            hooks.before_region(chunk, self.region_context(index))?;
             let output = run_segments(chunk.inference().as_ref(), region.segments.clone(), input, context)?;
-            hooks.after(chunk, &region.segments);
+            hooks.parameters_unused(chunk, &region.segments);
             match output {
                 SegmentOutput::Boundary(boundary) => input = boundary,
                 loss @ SegmentOutput::LossSum(_) => return Ok(loss),
@@ -181,7 +181,7 @@ impl Executor {
     ///
     /// # Errors
     /// Errors of `hooks`, and other tensors than the model declares.
-    pub fn begin(
+    pub fn forward(
         &self,
         chunk: &mut dyn ModelChunk,
         input: Boundary,
@@ -193,14 +193,14 @@ impl Executor {
         let mut input = input.map(leaf);
         for (index, region) in self.regions.iter().enumerate() {
             let is_last = index + 1 == self.regions.len();
-            hooks.before(chunk, self.around(index))?;
+            hooks.before_region(chunk, self.region_context(index))?;
             let drops_graph = region.recomputed && !(is_last && self.keeps_last_graph);
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
                 let (inference, segments) = (chunk.inference(), region.segments.clone());
                 let what = Work { chunk: &*inference, segments, offload: None };
                 let output = region_spans::forward(&self.observers, Run::Forward, what, plain, context)?;
-                hooks.after(chunk, &region.segments);
+                hooks.parameters_unused(chunk, &region.segments);
                 (None, output)
             } else {
                 let what = Work { chunk: &*chunk, segments: region.segments.clone(), offload: self.offload.as_ref() };
@@ -251,13 +251,13 @@ impl Executor {
             let segments = &self.regions[index].segments;
             if is_first && segments.end <= self.first_trained {
                 gradients = Boundary::default();
-                hooks.left(segments)?;
+                hooks.backward_done(segments)?;
                 continue;
             }
             let output = match output {
                 Some(output) => output,
                 None => {
-                    hooks.before(chunk, self.around(index).backward())?;
+                    hooks.before_region(chunk, self.region_context(index).backward())?;
                     let what = Work { chunk: &*chunk, segments: segments.clone(), offload: None };
                     region_spans::forward(&self.observers, Run::Recompute, what, input.clone(), context)?
                 }
@@ -266,8 +266,8 @@ impl Executor {
             gradients = region_spans::backward(&self.observers.timers, &|| chunk.segments(), segments, || {
                 region_backward(chunk, input, output, gradients, hooks)
             });
-            hooks.after(chunk, segments);
-            hooks.left(segments)?;
+            hooks.parameters_unused(chunk, segments);
+            hooks.backward_done(segments)?;
         }
         self.look_at_gradients(chunk, 0, &gradients);
         for declared in chunk.boundary(0, context.batch) {
@@ -290,9 +290,14 @@ impl Executor {
     }
 
     /// A region with its neighbours.
-    fn around(&self, index: usize) -> Around<'_> {
+    fn region_context(&self, index: usize) -> RegionContext<'_> {
         let segments = |index: usize| self.regions.get(index).map(|region| &region.segments);
-        Around { segments: &self.regions[index].segments, next: segments(index + 1), index, regions: &self.regions }
+        RegionContext {
+            segments: &self.regions[index].segments,
+            next: segments(index + 1),
+            index,
+            regions: &self.regions,
+        }
     }
 }
 

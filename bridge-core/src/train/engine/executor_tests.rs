@@ -34,7 +34,7 @@ fn gradients(
     let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
     // Where everything is cut, also with the last region recomputed.
     let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
-    let executor = if cuts == Cuts::EachLayerRecomputed { executor.recomputing_last() } else { executor };
+    let executor = if cuts == Cuts::EachLayerRecomputed { executor.with_last_recomputed() } else { executor };
     let loss = forward_backward(&executor, chunk.as_mut(), &context, &mut hooks);
     let values = sums
         .into_iter()
@@ -96,7 +96,7 @@ fn evaluation_needs_no_graph_and_no_dropout() {
     let mut run = |mode| {
         let context = ForwardContext::new(&batch, mode);
         let mut hooks = Closures { objective: &mut |sum| sum, on_gradient: &mut |_, _| {} };
-        let output = executor.forward_chunk(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
+        let output = executor.forward_inference(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
         output.loss_sum().unwrap().into_data().try_to_vec::<f32>().unwrap()[0]
     };
     let loss = run(Mode::Evaluate);
@@ -131,7 +131,7 @@ fn other_tensors_than_declared_are_an_error_that_lists_both() {
     let context = ForwardContext::new(&batch, Mode::Evaluate);
     let mut hooks = Closures { objective: &mut |sum| sum, on_gradient: &mut |_, _| {} };
     let executor = Executor::new(&chunk, &Recompute::Off);
-    let error = executor.begin(&mut chunk, Boundary::default(), &context, &mut hooks).unwrap_err().to_string();
+    let error = executor.forward(&mut chunk, Boundary::default(), &context, &mut hooks).unwrap_err().to_string();
     assert_eq!(
         error,
         "before segment 1 of a model chunk: expected `hidden_states` [1, 2, 3] F32 as the model declares, found `hidden_states` [1, 3, 2] \
@@ -141,7 +141,7 @@ fn other_tensors_than_declared_are_an_error_that_lists_both() {
     let mut chunk = two_stacks(4..7);
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let sent = Boundary::hidden_states(Tensor::zeros([2, 8, 7], &Device::flex()));
-    let error = executor.begin(chunk.as_mut(), sent, &context, &mut hooks).unwrap_err().to_string();
+    let error = executor.forward(chunk.as_mut(), sent, &context, &mut hooks).unwrap_err().to_string();
     assert!(
         error.starts_with("before segment 0 of a model chunk: expected `encoder` [2, 8, 7] F64, `hidden_states`"),
         "{error}"

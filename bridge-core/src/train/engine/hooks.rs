@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 
 use crate::model::{Batch, ModelChunk};
 use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
-use crate::train::engine::executor::{Around, RegionHooks};
+use crate::train::engine::executor::{RegionContext, RegionHooks};
 use crate::train::engine::forward_step::ForwardStep;
 
 /// Position of a micro-batch in a step, for reductions.
@@ -35,11 +35,11 @@ pub(in crate::train) struct TrainHooks<'a> {
 }
 
 impl RegionHooks for TrainHooks<'_> {
-    fn before(&mut self, chunk: &mut dyn ModelChunk, region: Around<'_>) -> Result<(), CommError> {
+    fn before_region(&mut self, chunk: &mut dyn ModelChunk, region: RegionContext<'_>) -> Result<(), CommError> {
         gather(self.parameters, self.chunk, chunk, region)
     }
 
-    fn after(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+    fn parameters_unused(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
         self.parameters.release(self.chunk, chunk, segments);
     }
 
@@ -51,7 +51,7 @@ impl RegionHooks for TrainHooks<'_> {
         self.gradients.add(name, gradient);
     }
 
-    fn left(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
+    fn backward_done(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
         // The gradients of a region are held until here anyway.
         self.gradients.settle();
         match self.reduce {
@@ -69,11 +69,11 @@ pub(in crate::train) struct EvaluationHooks<'a> {
 }
 
 impl RegionHooks for EvaluationHooks<'_> {
-    fn before(&mut self, chunk: &mut dyn ModelChunk, region: Around<'_>) -> Result<(), CommError> {
+    fn before_region(&mut self, chunk: &mut dyn ModelChunk, region: RegionContext<'_>) -> Result<(), CommError> {
         gather(self.parameters, self.chunk, chunk, region)
     }
 
-    fn after(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+    fn parameters_unused(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
         self.parameters.release(self.chunk, chunk, segments);
     }
 
@@ -89,7 +89,7 @@ fn gather(
     parameters: &mut ShardedParameters,
     index: usize,
     chunk: &mut dyn ModelChunk,
-    region: Around<'_>,
+    region: RegionContext<'_>,
 ) -> Result<(), CommError> {
     parameters.need(index, chunk, region.segments)?;
     match region.next {

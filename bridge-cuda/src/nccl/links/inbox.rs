@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::{Port, Way, timed_out};
 use crate::nccl::member::Member;
 use bridge_dist::comm::device::DevicePart;
-use bridge_dist::comm::transport::{Pending, Place, Signature, lock};
+use bridge_dist::comm::transport::{GroupMember, Pending, Signature, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 
 /// Time after the end of a link in which receives that were dropped still take their messages:
@@ -158,7 +158,7 @@ impl Expected {
             Ok(()) => {
                 let message = "it ended before the operation was complete".to_owned();
                 let kind = CommErrorKind::Transport { library: "the background thread", message };
-                self.member.speaker().error(&self.signature, kind)
+                self.member.rank_context().error(&self.signature, kind)
             }
         }
     }

@@ -19,7 +19,7 @@ use super::carrier::CarrierError;
 use super::member::Member;
 use bridge_dist::comm::device::DevicePart;
 use bridge_dist::comm::thread::panic_message;
-use bridge_dist::comm::transport::{OpKind, Pace, Place, Signature, Worker, lock};
+use bridge_dist::comm::transport::{GroupMember, OpKind, Pace, Signature, Worker, lock};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group, HostBuffer, Request};
 
 mod inbox;
@@ -98,8 +98,8 @@ impl<W: Way> Links<W> {
     }
 
     pub fn start_send(&self, part: &DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let speaker = self.member.speaker();
-        let signature = speaker.message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
+        let context = self.member.rank_context();
+        let signature = context.message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
         self.member.check_world(&signature)?;
         let failed = |kind: Failure| self.member.fail(&signature, *kind);
         let opened = match part.len {
@@ -113,7 +113,7 @@ impl<W: Way> Links<W> {
                 Worker::spawn(self.thread_name("to", to), self.port(to, true)).map_err(|e| failed(no_thread(&e)))?
             }
         };
-        let lost = |kind| speaker.error(&signature, kind);
+        let lost = |kind| context.error(&signature, kind);
         let request = worker.submit(move |port: &mut Port<W>| port.send(&signature, opened), lost);
         outgoing.insert(to, worker);
         request
@@ -121,7 +121,7 @@ impl<W: Way> Links<W> {
 
     pub fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
         let what = (like.dtype, like.len);
-        let signature = self.member.speaker().message(OpKind::Recv, what, from, tag)?.on_device();
+        let signature = self.member.rank_context().message(OpKind::Recv, what, from, tag)?.on_device();
         self.member.check_world(&signature)?;
         let mut incoming = lock(&self.incoming);
         let link = match incoming.remove(&from) {

@@ -10,7 +10,7 @@ use crate::nccl::carrier::CarrierError;
 use crate::nccl::member::{Member, World};
 use bridge_dist::comm::device::{DeviceMemory, DevicePart};
 use bridge_dist::comm::thread::{BoxError, run_ranks};
-use bridge_dist::comm::transport::{Place, Signature};
+use bridge_dist::comm::transport::{GroupMember, Signature};
 use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleKind, rank_actions};
 

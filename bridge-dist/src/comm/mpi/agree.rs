@@ -11,7 +11,7 @@ use super::raw::{Kind, RawError};
 use crate::comm::buffer::{DType, HostBuffer};
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::signature::{MAX_TAG, Signature, odd_one_out};
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// Tags of agreement, above those of messages (which use two each).
 const TO_ROOT: u32 = 2 * MAX_TAG + 2;

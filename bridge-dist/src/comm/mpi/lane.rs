@@ -10,7 +10,7 @@ use crate::comm::buffer::{Buffer, BufferMut, DType, HostBuffer, ReduceOp};
 use crate::comm::error::CommError;
 use crate::comm::pieces::{chunks, columns, reduce_parts, spread};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
-use crate::comm::worker::{Collectives, Place};
+use crate::comm::worker::{Collectives, GroupMember};
 
 /// Bytes of a piece on one rank.
 const CHUNK_BYTES: usize = 2 << 20;
@@ -32,7 +32,7 @@ pub(super) struct Lane {
 impl Collectives for Lane {
     fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.member.speaker().check_reduce(&signature)?;
+        self.member.rank_context().check_reduce(&signature)?;
         self.agree(&signature)?;
         if data.is_empty() {
             return Ok(());
@@ -59,7 +59,7 @@ impl Collectives for Lane {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
+        let signature = self.member.rank_context().reduce_scatter(&input, &output, op)?;
         self.agree(&signature)?;
         for range in chunks(output.len(), self.chunk(input.dtype())) {
             let parts = self.transpose(&signature, columns(&input, output.len(), self.member.size(), &range))?;
@@ -69,7 +69,7 @@ impl Collectives for Lane {
     }
 
     fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_gather(&input, &output)?;
+        let signature = self.member.rank_context().all_gather(&input, &output)?;
         self.agree(&signature)?;
         for range in chunks(input.len(), self.chunk(input.dtype())) {
             let all = self.gather(&signature, input.slice(range.clone()).into())?;
@@ -117,7 +117,7 @@ impl Lane {
     }
 
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.member.speaker().broadcast(&data, root)?;
+        let signature = self.member.rank_context().broadcast(&data, root)?;
         self.agree(&signature)?;
         for range in chunks(data.len(), CHUNK_BYTES / data.dtype().size()) {
             let mut part = data.slice(range);
@@ -130,7 +130,7 @@ impl Lane {
     }
 
     pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_to_all(&input, &output)?;
+        let signature = self.member.rank_context().all_to_all(&input, &output)?;
         self.agree(&signature)?;
         let (size, part) = (self.member.size(), input.len() / self.member.size());
         for range in chunks(part, self.chunk(input.dtype())) {
@@ -143,7 +143,7 @@ impl Lane {
     pub fn all_to_all_uneven(&mut self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
         let UnevenExchange { input, send_counts, mut output, recv_counts } = exchange;
         let checked = UnevenExchange { input, send_counts, output: output.reborrow(), recv_counts };
-        let signature = self.member.speaker().all_to_all_uneven(&checked)?;
+        let signature = self.member.rank_context().all_to_all_uneven(&checked)?;
         self.agree(&signature)?;
         let longest = self.agree_counts(&signature, send_counts, recv_counts)?;
         let (dtype, width) = (input.dtype(), self.chunk(input.dtype()));
@@ -178,7 +178,7 @@ impl Lane {
         let all: Vec<u64> = bytemuck::cast_slice(bytes_of(&gathered)).to_vec();
         let rows: Vec<&[u64]> = all.chunks(size).collect();
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = rows.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
-        let agreed = self.member.speaker().agree_counts(signature, &sent, &expected);
+        let agreed = self.member.rank_context().agree_counts(signature, &sent, &expected);
         agreed.map_err(|error| self.member.world().fail(error))?;
         Ok(all.into_iter().max().unwrap_or(0) as usize)
     }

@@ -9,9 +9,9 @@ use crate::comm::buffer::HostBuffer;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
 use crate::comm::pace::Pace;
-use crate::comm::signature::{Signature, Speaker};
+use crate::comm::signature::{RankContext, Signature};
 use crate::comm::time_limit::TimeLimit;
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// State that all communicators of a process share.
 #[derive(Debug)]
@@ -162,9 +162,9 @@ pub(super) struct Member {
     pub name: Arc<str>,
 }
 
-impl Place for Member {
-    fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
+impl GroupMember for Member {
+    fn rank_context(&self) -> RankContext<'_> {
+        RankContext { rank: self.rank, world_ranks: &self.world_ranks, group: &self.name }
     }
 
     fn failure(&self) -> Option<Arc<CommError>> {
@@ -172,7 +172,7 @@ impl Place for Member {
     }
 
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        self.world().fail(self.speaker().error(signature, kind))
+        self.world().fail(self.rank_context().error(signature, kind))
     }
 }
 

@@ -13,7 +13,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::pace::Pace;
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// A message being sent or received.
 pub(super) struct Message {

@@ -23,7 +23,7 @@ use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::{Background, Collectives, Place, through_lanes};
+use super::worker::{Background, Collectives, GroupMember, delegate_to_lanes};
 use super::{Communicator, Group};
 
 mod agree;
@@ -184,7 +184,7 @@ impl MpiCommunicator {
     }
 
     fn message(&self, kind: OpKind, buffer: (DType, usize), peer: usize, tag: u32) -> Result<Signature, CommError> {
-        let signature = self.member.speaker().message(kind, buffer, peer, tag)?;
+        let signature = self.member.rank_context().message(kind, buffer, peer, tag)?;
         let bytes = buffer.0.size().saturating_mul(buffer.1);
         if bytes > i32::MAX as usize {
             let kind = CommErrorKind::InvalidArgument {
@@ -192,7 +192,7 @@ impl MpiCommunicator {
                 expected: format!("at most {}", i32::MAX),
                 found: bytes.to_string(),
             };
-            return Err(self.member.speaker().error(&signature, kind));
+            return Err(self.member.rank_context().error(&signature, kind));
         }
         Ok(signature)
     }
@@ -229,12 +229,12 @@ fn as_c_int(member: &Member, what: &'static str, value: usize) -> Result<i32, Co
             expected: format!("at most {}", i32::MAX),
             found: value.to_string(),
         };
-        member.speaker().error(&Signature::bare(OpKind::Split), kind)
+        member.rank_context().error(&Signature::bare(OpKind::Split), kind)
     })
 }
 
 impl Communicator for MpiCommunicator {
-    through_lanes!(member: Member);
+    delegate_to_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
         self.member.world().timeout()

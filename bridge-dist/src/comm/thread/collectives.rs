@@ -13,7 +13,7 @@ use crate::comm::error::CommError;
 use crate::comm::pieces::columns;
 use crate::comm::reduce::{reduce_ordered, slice_of};
 use crate::comm::signature::{OpKind, Signature, UnevenExchange};
-use crate::comm::worker::{Collectives, Place};
+use crate::comm::worker::{Collectives, GroupMember};
 
 /// Up to this many bytes every rank reduces everything: a second exchange would cost more than the
 /// arithmetic.
@@ -33,8 +33,8 @@ pub(super) struct Endpoint {
 impl Collectives for Endpoint {
     fn all_reduce(&mut self, mut data: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
         let signature = Signature::reducing(OpKind::AllReduce, data.dtype(), data.len(), op);
-        self.member.speaker().check_reduce(&signature)?;
-        self.note(&signature);
+        self.member.rank_context().check_reduce(&signature)?;
+        self.member.record_call(&signature);
         if data.len() * data.dtype().size() <= SMALL_BYTES {
             let all = self.publish(signature, data.view())?;
             reduce_ordered(op, &views(&all), data);
@@ -47,8 +47,8 @@ impl Collectives for Endpoint {
     }
 
     fn reduce_scatter(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>, op: ReduceOp) -> Result<(), CommError> {
-        let signature = self.member.speaker().reduce_scatter(&input, &output, op)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().reduce_scatter(&input, &output, op)?;
+        self.member.record_call(&signature);
         let (part, size, rank) = (output.len(), self.size(), self.member.rank);
         // A piece holds the same range of every rank's part.
         for range in chunks(part, (CHUNK_BYTES / input.dtype().size() / size).max(1)) {
@@ -62,8 +62,8 @@ impl Collectives for Endpoint {
     }
 
     fn all_gather(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_gather(&input, &output)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().all_gather(&input, &output)?;
+        self.member.record_call(&signature);
         let part = input.len();
         for range in chunks(part, CHUNK_BYTES / input.dtype().size()) {
             let all = self.publish(signature, input.slice(range.clone()))?;
@@ -89,11 +89,6 @@ impl Endpoint {
         let round = self.round;
         self.round += 1;
         self.member.exchange(self.kind, round, signature, body)
-    }
-
-    pub fn note(&self, signature: &Signature) {
-        let group = &self.member.group;
-        group.world.note(group.members[self.member.rank], *signature, &group.name);
     }
 
     /// Publishes a copy of `data`.
@@ -122,8 +117,8 @@ impl Endpoint {
     }
 
     pub fn broadcast(&mut self, mut data: BufferMut<'_>, root: usize) -> Result<(), CommError> {
-        let signature = self.member.speaker().broadcast(&data, root)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().broadcast(&data, root)?;
+        self.member.record_call(&signature);
         for range in chunks(data.len(), CHUNK_BYTES / data.dtype().size()) {
             let mut chunk = data.slice(range);
             if self.member.rank == root {
@@ -137,8 +132,8 @@ impl Endpoint {
     }
 
     pub fn all_to_all(&mut self, input: Buffer<'_>, mut output: BufferMut<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_to_all(&input, &output)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().all_to_all(&input, &output)?;
+        self.member.record_call(&signature);
         let part = input.len() / self.size();
         let rank = self.member.rank;
         let all = self.publish(signature, input)?;
@@ -150,8 +145,8 @@ impl Endpoint {
     }
 
     pub fn all_to_all_uneven(&mut self, exchange: UnevenExchange<'_>) -> Result<(), CommError> {
-        let signature = self.member.speaker().all_to_all_uneven(&exchange)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().all_to_all_uneven(&exchange)?;
+        self.member.record_call(&signature);
         let wide = |counts: &[usize]| counts.iter().map(|&count| count as u64).collect();
         let body = Body::Uneven {
             data: exchange.input.into(),
@@ -161,7 +156,7 @@ impl Endpoint {
         let all = self.exchange(signature, body)?;
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = all.iter().map(|payload| counts_of(payload)).unzip();
         self.member
-            .speaker()
+            .rank_context()
             .agree_counts(&signature, &sent, &expected)
             .map_err(|error| self.member.fail_with(error))?;
         let (rank, mut output, mut end) = (self.member.rank, exchange.output, 0);
@@ -176,7 +171,7 @@ impl Endpoint {
 
     pub fn barrier(&mut self) -> Result<(), CommError> {
         let signature = Signature::bare(OpKind::Barrier);
-        self.note(&signature);
+        self.member.record_call(&signature);
         self.exchange(signature, Body::Empty).map(drop)
     }
 
@@ -188,7 +183,7 @@ impl Endpoint {
         make: impl FnOnce(&[usize]) -> super::group::Group,
     ) -> Result<Option<(usize, Arc<super::group::Group>)>, CommError> {
         let signature = Signature::bare(OpKind::Split);
-        self.note(&signature);
+        self.member.record_call(&signature);
         let wishes = self.exchange(signature, Body::Split { color, key })?;
         let mut chosen: Vec<(usize, usize)> = Vec::new();
         for (rank, wish) in wishes.iter().enumerate() {

@@ -15,7 +15,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
 use crate::comm::request::{Pending, Request};
 use crate::comm::signature::{OpKind, Signature};
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// A lane during one operation.
 struct Line<'a> {
@@ -43,7 +43,7 @@ impl DeviceLine for Line<'_> {
         let all = self.endpoint.exchange(self.signature, body)?;
         let (sent, expected): (Vec<&[u64]>, Vec<&[u64]>) = all.iter().map(|payload| counts_of(payload)).unzip();
         let member = &self.endpoint.member;
-        let agreed = member.speaker().agree_counts(&self.signature, &sent, &expected);
+        let agreed = member.rank_context().agree_counts(&self.signature, &sent, &expected);
         agreed.map_err(|error| member.fail_with(error))?;
         Ok(all.iter().map(|payload| parts_of(payload)[member.rank].clone()).collect())
     }
@@ -83,7 +83,7 @@ fn part_of(payload: &Payload) -> &DevicePart {
 
 impl Endpoint {
     fn run_device(&mut self, call: &DeviceCall, work: DeviceWork) -> Result<DevicePart, CommError> {
-        self.note(&call.signature);
+        self.member.record_call(&call.signature);
         let member = Arc::clone(&self.member);
         let mut line = Line { endpoint: self, signature: call.signature };
         // What the work holds is dropped; the lane is not used any more, because the world has
@@ -118,14 +118,15 @@ impl DeviceExchange for ThreadCommunicator {
     }
 
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError> {
-        let signature = self.member.speaker().message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
+        let signature = self.member.rank_context().message(OpKind::Send, (part.dtype, part.len), to, tag)?.on_device();
         self.post(signature, Message::Device(part), to, tag)?;
         Ok(Request::ready(()))
     }
 
     fn start_recv(&self, like: DevicePart, from: usize, tag: u32) -> Result<Request<DevicePart>, CommError> {
-        let signature = self.member.speaker().message(OpKind::Recv, (like.dtype, like.len), from, tag)?.on_device();
-        self.note(&signature);
+        let signature =
+            self.member.rank_context().message(OpKind::Recv, (like.dtype, like.len), from, tag)?.on_device();
+        self.member.record_call(&signature);
         Ok(Request::new(ReceivedPart(Receive::start(Arc::clone(&self.member), signature, from, tag))))
     }
 }

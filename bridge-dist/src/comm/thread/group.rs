@@ -14,8 +14,8 @@ use crate::comm::buffer::HostBuffer;
 use crate::comm::device::DevicePart;
 use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
-use crate::comm::signature::{OpKind, Signature, Speaker};
-use crate::comm::worker::Place;
+use crate::comm::signature::{OpKind, RankContext, Signature};
+use crate::comm::worker::GroupMember;
 
 /// Data that a rank publishes in one round.
 #[derive(Debug)]
@@ -129,15 +129,22 @@ pub(super) struct Member {
     pub rank: usize,
 }
 
+impl Member {
+    /// Records the call as the rank's last operation.
+    pub fn record_call(&self, signature: &Signature) {
+        self.group.world.note(self.group.members[self.rank], *signature, &self.group.name);
+    }
+}
+
 impl Drop for Member {
     fn drop(&mut self) {
         self.group.departed[self.rank].store(true, Ordering::Release);
     }
 }
 
-impl Place for Member {
-    fn speaker(&self) -> Speaker<'_> {
-        Speaker { rank: self.rank, world_ranks: &self.group.members, group: &self.group.name }
+impl GroupMember for Member {
+    fn rank_context(&self) -> RankContext<'_> {
+        RankContext { rank: self.rank, world_ranks: &self.group.members, group: &self.group.name }
     }
 
     fn failure(&self) -> Option<Arc<CommError>> {
@@ -145,7 +152,7 @@ impl Place for Member {
     }
 
     fn fail(&self, signature: &Signature, kind: CommErrorKind) -> CommError {
-        self.fail_with(self.speaker().error(signature, kind))
+        self.fail_with(self.rank_context().error(signature, kind))
     }
 }
 
@@ -174,7 +181,7 @@ impl Member {
         if self.group.world.supervision == Supervision::Communicator && thread::panicking() {
             let error = CommError {
                 operation: self.group.last_operation(self.rank),
-                ..self.speaker().error(
+                ..self.rank_context().error(
                     &Signature::bare(OpKind::Barrier),
                     CommErrorKind::Panicked { message: "see the rank's standard error".to_owned() },
                 )
@@ -241,6 +248,6 @@ impl Member {
             return Ok(());
         }
         let signatures: Vec<Signature> = all.iter().map(|payload| payload.signature).collect();
-        self.speaker().agree(signature, &signatures).map_err(|error| self.fail_with(error))
+        self.rank_context().agree(signature, &signatures).map_err(|error| self.fail_with(error))
     }
 }

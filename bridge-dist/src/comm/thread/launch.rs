@@ -13,7 +13,7 @@ use super::ThreadCommunicator;
 use super::group::Member;
 use super::world::{Devices, Supervision};
 use crate::comm::signature::{OpKind, Signature};
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// Any error of a rank's program.
 pub type BoxError = Box<dyn Error + Send + Sync>;
@@ -187,7 +187,7 @@ fn announce<T>(member: &Member, outcome: &Result<T, RankFailure>) {
     };
     let error = CommError {
         operation: format!("its program, after {}", member.group.last_operation(member.rank)),
-        ..member.speaker().error(&Signature::bare(OpKind::Barrier), kind)
+        ..member.rank_context().error(&Signature::bare(OpKind::Barrier), kind)
     };
     member.group.world.fail(&error);
 }

@@ -14,7 +14,7 @@ use crate::comm::error::{CommError, CommErrorKind};
 use crate::comm::lock::lock;
 use crate::comm::request::Pending;
 use crate::comm::signature::Signature;
-use crate::comm::worker::Place;
+use crate::comm::worker::GroupMember;
 
 /// The sending rank and the tag.
 type Address = (usize, u32);

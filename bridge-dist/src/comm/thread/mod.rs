@@ -11,7 +11,7 @@ use super::lock::lock;
 use super::request::Request;
 use super::signature::{OpKind, Signature, UnevenExchange};
 use super::single::SingleCommunicator;
-use super::worker::{Background, Collectives, Place, through_lanes};
+use super::worker::{Background, Collectives, GroupMember, delegate_to_lanes};
 use super::{Communicator, Group};
 
 mod collectives;
@@ -72,18 +72,13 @@ impl ThreadCommunicator {
         }
     }
 
-    fn note(&self, signature: &Signature) {
-        let group = &self.member.group;
-        group.world.note(group.members[self.member.rank], *signature, &group.name);
-    }
-
     fn post_host(&self, data: HostBuffer, to: usize, tag: u32) -> Result<(), CommError> {
-        let signature = self.member.speaker().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
+        let signature = self.member.rank_context().message(OpKind::Send, (data.dtype(), data.len()), to, tag)?;
         self.post(signature, Message::Host(data), to, tag)
     }
 
     fn post(&self, signature: Signature, message: Message, to: usize, tag: u32) -> Result<(), CommError> {
-        self.note(&signature);
+        self.member.record_call(&signature);
         self.member.check_world(&signature)?;
         if self.member.group.has_departed(to) {
             return Err(self.member.peer_gone(&signature, to));
@@ -93,8 +88,8 @@ impl ThreadCommunicator {
     }
 
     fn receive(&self, what: (DType, usize), from: usize, tag: u32) -> Result<Receive, CommError> {
-        let signature = self.member.speaker().message(OpKind::Recv, what, from, tag)?;
-        self.note(&signature);
+        let signature = self.member.rank_context().message(OpKind::Recv, what, from, tag)?;
+        self.member.record_call(&signature);
         Ok(Receive::start(Arc::clone(&self.member), signature, from, tag))
     }
 }
@@ -112,7 +107,7 @@ impl std::fmt::Debug for ThreadCommunicator {
 }
 
 impl Communicator for ThreadCommunicator {
-    through_lanes!(member: Member);
+    delegate_to_lanes!(member: Member);
 
     fn timeout(&self) -> Duration {
         self.member.group.world.timeout()

@@ -5,7 +5,7 @@
 //! ```text
 //! actions of this rank          what happens here
 //! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [transfers]
-//! Forward(m, chunk)             Executor::begin: output without a graph, regions kept in flight     [pass]
+//! Forward(m, chunk)             Executor::forward: output without a graph, regions kept in flight     [pass]
 //! SendActivation(m, chunk)      the output leaves while this rank goes on                           [transfers]
 //! RecvGradient, Backward        Executor::backward: parameter gradients out, input gradient kept
 //! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
@@ -147,7 +147,7 @@ impl Pipeline {
         let executor = |chunk: &dyn ModelChunk| {
             let executor = Executor::with_cuts(chunk, &settings.recompute, settings.cuts);
             let executor = executor.offloading(settings.offload.clone());
-            if settings.schedule.backward_follows_loss() { executor } else { executor.recomputing_last() }
+            if settings.schedule.backward_follows_loss() { executor } else { executor.with_last_recomputed() }
         };
         Self {
             group,
@@ -236,7 +236,7 @@ impl Pipeline {
         hooks: &mut dyn RegionHooks,
     ) -> Result<Tensor<1>, PipelineError> {
         let [executor] = self.executors.as_slice() else { panic!("the model is one chunk") };
-        let (in_flight, output) = executor.begin(chunk, Boundary::default(), context, hooks)?;
+        let (in_flight, output) = executor.forward(chunk, Boundary::default(), context, hooks)?;
         executor.backward(in_flight, Boundary::default(), chunk, context, hooks)?;
         Ok(output.loss_sum().expect("a whole model ends with its loss"))
     }

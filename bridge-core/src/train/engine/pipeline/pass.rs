@@ -162,12 +162,12 @@ impl<'a> PipelinePass<'a> {
         let custom_loss = input.custom_loss.clone();
         let output = if self.kind == ScheduleKind::ForwardOnly {
             let mut hooks = self.work.hooks(microbatch, chunk, &input.batch);
-            executor.forward_chunk(model, boundary, &context(&input, None), hooks.as_mut())?
+            executor.forward_inference(model, boundary, &context(&input, None), hooks.as_mut())?
         } else {
             let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
             let mut flight = Flight { input, graphs: None, weight_gradients };
             let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-            let (graphs, output) = executor.begin(model, boundary, &flight.context(), hooks.as_mut())?;
+            let (graphs, output) = executor.forward(model, boundary, &flight.context(), hooks.as_mut())?;
             drop(hooks);
             flight.graphs = Some(graphs);
             self.in_flight.insert(unit, flight);

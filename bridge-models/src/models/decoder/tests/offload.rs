@@ -2,7 +2,7 @@
 //! changes, and what is moved is what costs say.
 
 use bridge_core::model::Workload;
-use bridge_core::train::{Around, Executor, Offload, Recompute, RegionHooks, SegmentOffload};
+use bridge_core::train::{Executor, Offload, Recompute, RegionContext, RegionHooks, SegmentOffload};
 use bridge_dist::comm::CommError;
 use bridge_kernels::Philox;
 use bridge_kernels::offload::{Devices, Module, Moved, Moves};
@@ -22,7 +22,7 @@ fn bits(tensor: Tensor<1>) -> Vec<u32> {
 }
 
 impl RegionHooks for Hooks<'_> {
-    fn before(&mut self, _: &mut dyn ModelChunk, _: Around<'_>) -> Result<(), CommError> {
+    fn before_region(&mut self, _: &mut dyn ModelChunk, _: RegionContext<'_>) -> Result<(), CommError> {
         Ok(())
     }
 
@@ -51,7 +51,7 @@ fn run(
     let offload = offload.map(|what| SegmentOffload::with(what, Devices::All));
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off).offloading(offload.clone());
     let mut hooks = Hooks { gradients: BTreeMap::new(), offload: offload.as_ref() };
-    let (in_flight, output) = executor.begin(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
+    let (in_flight, output) = executor.forward(chunk.as_mut(), Boundary::default(), &context, &mut hooks).unwrap();
     let loss = bits(output.loss_sum().expect("the chunk is a whole model"));
     executor.backward(in_flight, Boundary::default(), chunk.as_mut(), &context, &mut hooks).unwrap();
     (loss, hooks.gradients, offload.map(|offload| offload.moved()).unwrap_or_default())
