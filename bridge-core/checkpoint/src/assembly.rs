@@ -26,13 +26,6 @@ const INVENTORY: &str = "the list of pieces";
 /// Tag of the messages with files.
 const TAG: u32 = 0;
 
-/// A rank among those of its machine, in terms of the world.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Machine {
-    /// The first rank on the machine of this one; it looks at files for all of them.
-    pub first: usize,
-}
-
 /// A checkpoint that was put together.
 #[derive(Debug)]
 pub struct Assembled {
@@ -71,12 +64,13 @@ struct Candidate {
 type Places = BTreeMap<(u64, String), BTreeMap<String, PathBuf>>;
 
 /// Finds the newest whole checkpoint in pieces below `root` that is newer than `above`, and makes
-/// it one folder on each machine. All ranks of `group` call this together.
+/// it one folder on each machine. All ranks of `group` call this together, with
+/// the first rank on their machine as `leader`, which reads files for the others there.
 ///
 /// # Errors
 /// If ranks cannot communicate, or a machine cannot write the folder.
-pub fn assemble(root: &Path, machine: Machine, group: &Group, above: Option<u64>) -> Result<Assembly, CheckpointError> {
-    let is_first = machine.first == group.rank();
+pub fn assemble(root: &Path, leader: usize, group: &Group, above: Option<u64>) -> Result<Assembly, CheckpointError> {
+    let is_first = leader == group.rank();
     let scanned = if is_first { scan(root) } else { Ok((Vec::new(), Places::new())) };
     let (candidates, places) = agree(group, "looking at pieces of checkpoints", scanned)?;
     let own = (is_first, candidates);
@@ -89,7 +83,7 @@ pub fn assemble(root: &Path, machine: Machine, group: &Group, above: Option<u64>
     let inventories: Vec<(bool, Vec<Candidate>)> = exchange::share(group, inventories.as_ref(), INVENTORY)?;
     let (chosen, notes) = choose(&inventories, above);
     let Some(chosen) = chosen else { return Ok(Assembly { found: None, notes }) };
-    let root = root.join(format!(".assembled-{:05}", machine.first));
+    let root = root.join(format!(".assembled-{:05}", leader));
     let folder = root.join(iteration_folder_name(chosen.iteration));
     let empty = BTreeMap::new();
     let places = places.get(&(chosen.iteration, chosen.checksum.clone())).unwrap_or(&empty);

@@ -37,9 +37,9 @@
 //! Every rank writes its part of each tensor as rectangular slices ([`LocalShard`]), through a
 //! [`ShardedWriter`] that fails on all ranks or on none. [`Checkpoint::load_local`] reads a rank's
 //! part in any other layout, and only its bytes. While the first rank searches for the checkpoint
-//! to load, all ranks verify their share of its files ([`look_together`]).
+//! to load, all ranks verify their share of its files ([`verify_with_all_ranks`]).
 //!
-//! A checkpoint can also be written in pieces ([`PiecesWriter`]), a rank's in a folder of its own
+//! A checkpoint can also be written in pieces ([`LocalCheckpointWriter`]), a rank's in a folder of its own
 //! machine, and put together again ([`assemble`]).
 //!
 //! # Writing and reading
@@ -84,7 +84,7 @@ mod writer;
 #[cfg(test)]
 mod tests;
 
-pub use assembly::{Assembled, Assembly, Machine, assemble};
+pub use assembly::{Assembled, Assembly, assemble};
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
@@ -95,7 +95,7 @@ pub use names::{
     BEST_FILE, IDENTITY_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE, RUN_CONFIG_FILE, TOKENIZER_FILE,
     TRAIN_STATE_FILE, iteration_folder_name, parse_iteration,
 };
-pub use pieces::{PiecesWriter, Replication};
+pub use pieces::{LocalCheckpointWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};
 pub use reader::Checkpoint;
 pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};
@@ -105,7 +105,7 @@ pub use sharded::ShardedWriter;
 pub use snapshot::{Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
 pub use store::{CheckpointStore, CheckpointSummary, Pointers, named};
 pub use tensor::{DType, Element, HostTensor};
-pub use together::{Verifier, look_together};
+pub use together::{Verifier, verify_with_all_ranks};
 pub use train_state::TrainState;
 pub use verify::Verification;
 pub use writer::{CheckpointWriter, SaveOptions, SaveReport, Staging};

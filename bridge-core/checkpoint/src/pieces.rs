@@ -59,7 +59,7 @@ pub(super) const RANK_PREFIX: &str = "rank-";
 /// Writes a rank's pieces. Only the newest checkpoint is kept, and the one before until all ranks
 /// have the newest.
 #[derive(Debug)]
-pub struct PiecesWriter {
+pub struct LocalCheckpointWriter {
     writer: CheckpointWriter,
     /// All ranks of the run. Used only by this writer.
     group: Group,
@@ -79,7 +79,7 @@ struct Description {
     shards: Vec<Vec<WrittenShard>>,
 }
 
-impl PiecesWriter {
+impl LocalCheckpointWriter {
     /// Opens the folder of this rank in `root`, creating it if it is missing. All ranks of `group`
     /// call this together, and use it for nothing else.
     ///

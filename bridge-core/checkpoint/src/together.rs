@@ -58,7 +58,10 @@ impl Verifier<'_> {
 ///
 /// # Errors
 /// If ranks cannot communicate.
-pub fn look_together<T>(group: &Group, look: impl FnOnce(&Verifier<'_>) -> T) -> Result<Option<T>, CheckpointError> {
+pub fn verify_with_all_ranks<T>(
+    group: &Group,
+    look: impl FnOnce(&Verifier<'_>) -> T,
+) -> Result<Option<T>, CheckpointError> {
     if group.size() == 1 {
         return Ok(Some(look(&Verifier::ALONE)));
     }
@@ -68,7 +71,7 @@ pub fn look_together<T>(group: &Group, look: impl FnOnce(&Verifier<'_>) -> T) ->
         return Ok(Some(found));
     }
     let share = Share { rank: group.rank(), ranks: group.size() };
-    while let Some(folder) = hear(group)? {
+    while let Some(folder) = receive_folder(group)? {
         let damage = verify_share(&folder, Verification::Contents, share).err().unwrap_or_default();
         exchange::report(group, &damage, DAMAGE)?;
     }
@@ -87,7 +90,7 @@ fn announce(group: &Group, folder: Option<&Path>) -> Result<(), CheckpointError>
 }
 
 /// The folder that the first rank has announced.
-fn hear(group: &Group) -> Result<Option<PathBuf>, CheckpointError> {
+fn receive_folder(group: &Group) -> Result<Option<PathBuf>, CheckpointError> {
     let mut length = [0_i64];
     group.broadcast((&mut length).into(), 0)?;
     let Ok(length) = usize::try_from(length[0]) else {

@@ -249,7 +249,7 @@ fn resolve_on_three_ranks(root: &Path, on_damaged: OnDamaged) -> Result<(u64, St
     let request = LoadRequest { on_damaged, ..LoadRequest::default() };
     let look = |verifier: &Verifier<'_>| CheckpointStore::open(root)?.resolve_with(&request, verifier);
     let found = run_ranks(3, TIMEOUT, |group| {
-        let found = look_together(&group, look).expect("ranks can communicate");
+        let found = verify_with_all_ranks(&group, look).expect("ranks can communicate");
         assert_eq!(found.is_some(), group.rank() == 0);
         Ok::<_, CheckpointError>(found.map(|found| match found {
             Ok(Resolution::Found(found)) => Ok((found.checkpoint.iteration(), found.report.to_string())),

@@ -1,7 +1,7 @@
 //! When to save, and when to stop.
 
 use crate::train::exit_reason::ExitReason;
-use crate::train::resume::checkpointing::{save_checkpoint, save_temporarily};
+use crate::train::resume::checkpointing::{save_checkpoint, save_non_persistent};
 use crate::train::run::error::TrainError;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::LoopRequest;
@@ -25,7 +25,7 @@ pub(in crate::train) fn checkpoint_and_decide_exit(
         } else if step < run.config.train.train_iters as u64 && due(run.config.checkpoint.non_persistent_save_interval)
         {
             // The last step has a persistent checkpoint right after this.
-            save_temporarily(run)?;
+            save_non_persistent(run)?;
         }
     }
     Ok(reason)

@@ -82,7 +82,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         let step = state.step;
         run.note(&format!("nothing left to train: {step} of {train_iters} iterations are done"));
         let stopped = run_pending_validation(run)?;
-        if run.outputs.from_temporary {
+        if run.outputs.from_non_persistent {
             save_final(run)?;
         }
         stopped.unwrap_or(ExitReason::Completed)

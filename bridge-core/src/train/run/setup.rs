@@ -45,8 +45,8 @@ use crate::train::ranks::threads::set_num_threads;
 use crate::train::reporting::memory_check;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{
-    GradientDumps, Saver, Start, Strictness, Temporary, find_start, named_manager, read_files, remark_on_foreign,
-    restore_all,
+    GradientDumps, NonPersistentSaves, Saver, Start, Strictness, find_start, named_manager, read_files,
+    remark_on_foreign, restore_all,
 };
 use crate::train::resume::error::ResumeError;
 use crate::train::resume::lineage::Lineage;
@@ -130,7 +130,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lock = agreement::agree(groups, "opening logs", opened)?;
     let saver = Saver::open(&config, groups, &heartbeat, manager)?;
     let dumps = GradientDumps::open(&config, groups, &heartbeat)?;
-    let temporary = Temporary::open(&config, groups, begun.step, &heartbeat)?;
+    let non_persistent = NonPersistentSaves::open(&config, groups, begun.step, &heartbeat)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let forward_step = dpo::step_of(&config, options.forward_step);
     let provider = options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config)));
@@ -150,11 +150,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         outputs: Outputs {
             reporter,
             saver,
-            temporary,
+            non_persistent,
             dumps,
             lock,
             last_saved_step: None,
-            from_temporary: false,
+            from_non_persistent: false,
             stop_deadline: Arc::clone(exits.stop_deadline()),
         },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },

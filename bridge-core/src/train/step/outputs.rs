@@ -9,7 +9,7 @@ use crate::logging::{Ending, SaveStage};
 use crate::train::engine::global_state::GlobalState;
 use crate::train::ranks::agreement;
 use crate::train::reporting::reporter::Reporter;
-use crate::train::resume::checkpointing::{GradientDumps, Saver, Temporary};
+use crate::train::resume::checkpointing::{GradientDumps, NonPersistentSaves, Saver};
 use crate::train::resume::error::ResumeError;
 use crate::train::resume::lock::RunLock;
 use crate::train::stop::deadline::StopDeadline;
@@ -20,7 +20,7 @@ pub(in crate::train) struct Outputs {
     /// `None` without `checkpoint.save`.
     pub saver: Option<Saver>,
     /// `None` without `checkpoint.non_persistent_save_interval`.
-    pub temporary: Option<Temporary>,
+    pub non_persistent: Option<NonPersistentSaves>,
     /// Dumps of gradients.
     pub dumps: GradientDumps,
     /// Locks on the run's folders, on rank 0 until the run ends.
@@ -29,7 +29,7 @@ pub(in crate::train) struct Outputs {
     pub last_saved_step: Option<u64>,
     /// True if the run resumes from a temporary save: if it takes no further step, no other save
     /// has its state.
-    pub from_temporary: bool,
+    pub from_non_persistent: bool,
     /// State of the run, for the thread that ends it at its deadline.
     pub stop_deadline: Arc<StopDeadline>,
 }
@@ -68,7 +68,7 @@ impl Outputs {
         // What temporary saves hold is on disk for good.
         if saved.is_ok()
             && self.last_saved_step == Some(state.train_state.step)
-            && let Some(Err(error)) = self.temporary.as_ref().map(Temporary::remove)
+            && let Some(Err(error)) = self.non_persistent.as_ref().map(NonPersistentSaves::remove)
         {
             self.reporter.warn(&format!("temporary saves were not deleted: {error}"));
         }

@@ -266,7 +266,7 @@ impl Reporter {
     }
 
     /// Lets the sinks write what waits: a temporary save was made.
-    pub(in crate::train) fn save_temporarily(&mut self, iteration: u64) {
+    pub(in crate::train) fn save_non_persistent(&mut self, iteration: u64) {
         self.lock().serve(iteration, |sink| sink.on_temporary_save());
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::checkpoint::{
-    Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification, Verifier, look_together,
+    Checkpoint, CheckpointStore, Checksum, LoadRequest, Resolution, Verification, Verifier, verify_with_all_ranks,
 };
 use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
@@ -89,7 +89,7 @@ pub(super) fn open_together(
     groups: &ProcessGroups,
     find: impl Fn(&Verifier<'_>) -> Result<Checkpoint, ResumeError>,
 ) -> Result<Checkpoint, ResumeError> {
-    let looked = look_together(groups.world(), find)?;
+    let looked = verify_with_all_ranks(groups.world(), find)?;
     let found = agreement::agree(groups, doing, looked.transpose())?;
     let mut iteration = [found.as_ref().map_or(0, |found| found.iteration() as i64)];
     groups.world().broadcast((&mut iteration).into(), 0)?;

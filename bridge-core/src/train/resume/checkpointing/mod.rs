@@ -33,12 +33,12 @@ pub(in crate::train) use gradient_dumps::{GRADIENTS, GradientDumps};
 pub(in crate::train) use gradients::save_gradients;
 pub(in crate::train) use reference::{find_teacher, restore_all};
 pub use restore::load_parameters;
-pub(in crate::train) use save::{save_checkpoint, save_temporarily};
+pub(in crate::train) use save::{save_checkpoint, save_non_persistent};
 pub(in crate::train) use saver::{Saver, named_manager};
 pub use sources::{load_adapted, load_adapter};
 pub(in crate::train) use start::{Start, find_start};
 pub(in crate::train) use strictness::Strictness;
-pub(in crate::train) use temporary::{Temporary, newest_save};
+pub(in crate::train) use temporary::{NonPersistentSaves, newest_save};
 
 /// Prefix of the optimizer's tensors in a checkpoint.
 const OPTIMIZER_PREFIX: &str = "optimizer.";

@@ -110,7 +110,7 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
         }
         run.training.seed = *seed;
     }
-    run.outputs.from_temporary = start.is_temporary;
+    run.outputs.from_non_persistent = start.is_non_persistent;
     run.outputs.last_saved_step = (settings.save.as_deref() == checkpoint.path().parent()).then_some(train_state.step);
     run.state.train_state = train_state;
     Ok((known, Some(extra)))

@@ -49,10 +49,10 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
 
 /// Makes a temporary save of the current run; all ranks call this together. A failed write is
 /// reported, and the run continues: the save before still exists.
-pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), ResumeError> {
+pub(in crate::train) fn save_non_persistent(run: &mut TrainingRun) -> Result<(), ResumeError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
-    let Some(temporary) = &run.outputs.temporary else {
+    let Some(temporary) = &run.outputs.non_persistent else {
         return Ok(());
     };
     let timer = run.timers.start("save-checkpoint-non-persistent", TimerLevel::Iteration);
@@ -61,7 +61,7 @@ pub(in crate::train) fn save_temporarily(run: &mut TrainingRun) -> Result<(), Re
     run.heartbeat.enter(Section::OutOfSection);
     match saved {
         Ok(report) => {
-            run.outputs.reporter.save_temporarily(step);
+            run.outputs.reporter.save_non_persistent(step);
             let copies = match temporary.peers().as_slice() {
                 [] => String::new(),
                 peers => format!(", with copies at ranks {peers:?}"),

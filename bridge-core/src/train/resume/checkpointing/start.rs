@@ -9,7 +9,7 @@ use super::foreign::{import, pretrained_root};
 use super::temporary::{Newer, find_newer};
 use crate::checkpoint::{
     Checkpoint, CheckpointError, CheckpointStore, LoadRequest, NamedManager, OnDamaged, Resolution, TrainState,
-    Verification, Verifier, look_together,
+    Verification, Verifier, verify_with_all_ranks,
 };
 use crate::config::{self, ConfigError, ErrorKind, RunConfig};
 use crate::train::data::registry::WeightFormat;
@@ -25,7 +25,7 @@ pub(in crate::train) struct Start {
     /// True if it is `checkpoint.pretrained_checkpoint`.
     pub(in crate::train) is_pretrained: bool,
     /// True if it is a temporary save, which is deleted when the run ends well.
-    pub(in crate::train) is_temporary: bool,
+    pub(in crate::train) is_non_persistent: bool,
     /// Root of `checkpoint.pretrained_checkpoint`, if it is set.
     pub(super) pretrained_root: Option<PathBuf>,
     /// Message for the user; empty on all ranks but the first.
@@ -106,7 +106,7 @@ fn find_here(
                 checkpoint,
                 weights_only: false,
                 is_pretrained: false,
-                is_temporary: true,
+                is_non_persistent: true,
                 pretrained_root,
                 message,
                 assembled,
@@ -125,7 +125,7 @@ fn find_persistent(
     formats: &[WeightFormat],
     groups: &ProcessGroups,
 ) -> Result<Option<Start>, ResumeError> {
-    let looked = look_together(groups.world(), |verifier| look(config, formats, verifier))?;
+    let looked = verify_with_all_ranks(groups.world(), |verifier| look(config, formats, verifier))?;
     let found = agreement::agree(groups, "looking for a checkpoint", looked.unwrap_or(Ok(None)))?;
     if groups.world().size() == 1 {
         return Ok(found);
@@ -168,7 +168,7 @@ fn open_found(
         checkpoint,
         weights_only,
         is_pretrained,
-        is_temporary: false,
+        is_non_persistent: false,
         pretrained_root,
         message: String::new(),
         assembled: None,
@@ -209,7 +209,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
             checkpoint: found.checkpoint,
             weights_only: settings.finetune,
             is_pretrained: false,
-            is_temporary: false,
+            is_non_persistent: false,
             pretrained_root: pretrained_root(config, formats),
             message,
             assembled: None,
@@ -226,7 +226,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
                     checkpoint: found.checkpoint,
                     weights_only: true,
                     is_pretrained: true,
-                    is_temporary: false,
+                    is_non_persistent: false,
                     pretrained_root: Some(pretrained),
                     message,
                     assembled: None,

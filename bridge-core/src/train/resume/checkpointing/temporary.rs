@@ -1,4 +1,4 @@
-//! Temporary saves, between the persistent ones (`checkpoint.non_persistent_*`): where they lie,
+//! NonPersistentSaves saves, between the persistent ones (`checkpoint.non_persistent_*`): where they lie,
 //! how they are made, and which of them a run starts from. They belong to one run, which the folder
 //! of its persistent checkpoints names.
 
@@ -12,9 +12,9 @@ use bridge_dist::mesh::ProcessGroups;
 
 use super::saver::options;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, Machine, OnDamaged, PiecesWriter,
+    Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, LocalCheckpointWriter, OnDamaged,
     Replication, Resolution, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot, Verification, assemble,
-    look_together, parse_iteration,
+    parse_iteration, verify_with_all_ranks,
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
 use crate::resilience::Heartbeat;
@@ -26,17 +26,17 @@ const FOLDER: &str = "non_persistent";
 /// The file system of a machine's memory.
 const MEMORY: &str = "/dev/shm";
 
-/// Place of temporary saves.
+/// SaveLocation of temporary saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
+enum SaveLocation {
     /// One folder for all ranks.
     Global(PathBuf),
     /// A folder on each machine, with one for each rank in it.
-    Pieces(PathBuf),
+    Local(PathBuf),
 }
 
-impl Place {
-    /// Place of the saves of the run `identity`; `None` if the recipe asks for no temporary saves.
+impl SaveLocation {
+    /// SaveLocation of the saves of the run `identity`; `None` if the recipe asks for no temporary saves.
     fn from_config(settings: &CheckpointConfig, identity: &str) -> Option<Self> {
         let save = settings.save.as_deref()?;
         Some(match settings.non_persistent_ckpt_type? {
@@ -44,23 +44,23 @@ impl Place {
                 Some(folder) => folder.join(identity),
                 None => save.join(FOLDER),
             }),
-            NonPersistentType::Local => Self::Pieces(settings.non_persistent_local_ckpt_dir.as_deref()?.join(identity)),
-            NonPersistentType::InMemory => Self::Pieces(Path::new(MEMORY).join(format!("bridge-{identity}"))),
+            NonPersistentType::Local => Self::Local(settings.non_persistent_local_ckpt_dir.as_deref()?.join(identity)),
+            NonPersistentType::InMemory => Self::Local(Path::new(MEMORY).join(format!("bridge-{identity}"))),
         })
     }
 
     fn folder(&self) -> &Path {
         match self {
-            Self::Global(folder) | Self::Pieces(folder) => folder,
+            Self::Global(folder) | Self::Local(folder) => folder,
         }
     }
 }
 
 /// Makes temporary saves, together with the other ranks.
 #[derive(Debug)]
-pub(in crate::train) struct Temporary {
+pub(in crate::train) struct NonPersistentSaves {
     writer: Writer,
-    place: Place,
+    place: SaveLocation,
     /// Name of the place for people.
     told: String,
     is_first: bool,
@@ -69,11 +69,11 @@ pub(in crate::train) struct Temporary {
 #[derive(Debug)]
 enum Writer {
     Global(ShardedWriter),
-    Pieces(PiecesWriter),
+    Local(LocalCheckpointWriter),
 }
 
-impl Temporary {
-    /// Temporary saves of a configuration; `None` if it asks for none. Saves that are newer than
+impl NonPersistentSaves {
+    /// NonPersistentSaves saves of a configuration; `None` if it asks for none. Saves that are newer than
     /// `start`, where the run resumes, are of abandoned steps: they are deleted. All ranks call
     /// this together.
     pub(in crate::train) fn open(
@@ -91,35 +91,37 @@ impl Temporary {
         let named = if is_first { name_run(save) } else { Ok(()) };
         agreement::agree(groups, "naming the run", named)?;
         let identity = agreement::agree(groups, "reading the name of the run", identity(save))?.unwrap_or_default();
-        let Some(place) = Place::from_config(settings, &identity) else { return Ok(None) };
+        let Some(place) = SaveLocation::from_config(settings, &identity) else { return Ok(None) };
         let group = world.split(Some(0), world.rank(), "temporary saves")?.unwrap_or_else(|| world.clone());
         let writer = match &place {
-            Place::Global(root) => {
+            SaveLocation::Global(root) => {
                 let is_newer = is_first && newest_in(root).is_some_and(|newest| newest > start);
                 agreement::agree(groups, "deleting temporary saves", if is_newer { remove(root) } else { Ok(()) })?;
                 let options = SaveOptions { retention: RetentionPolicy::new(1, None)?, ..options(settings, heartbeat) };
                 Writer::Global(ShardedWriter::open(root, options, group)?)
             }
-            Place::Pieces(root) => {
+            SaveLocation::Local(root) => {
                 let replication = settings.replication.then(|| Replication {
                     jump: settings.replication_jump.unwrap_or(1),
                     factor: settings.replication_factor,
                 });
-                let writer = PiecesWriter::open(root, options(settings, heartbeat), group, replication)?;
+                let writer = LocalCheckpointWriter::open(root, options(settings, heartbeat), group, replication)?;
                 let forgotten = writer.forget(|iteration| iteration > start).map_err(ResumeError::from);
                 agreement::agree(groups, "deleting temporary saves", forgotten)?;
-                Writer::Pieces(writer)
+                Writer::Local(writer)
             }
         };
         let told = match (&place, &settings.non_persistent_local_ckpt_dir, &settings.non_persistent_global_ckpt_dir) {
-            (Place::Pieces(_), Some(folder), _) | (Place::Global(_), _, Some(folder)) => folder.display().to_string(),
-            (Place::Pieces(_), None, _) => "memory".to_owned(),
-            (Place::Global(folder), _, None) => folder.display().to_string(),
+            (SaveLocation::Local(_), Some(folder), _) | (SaveLocation::Global(_), _, Some(folder)) => {
+                folder.display().to_string()
+            }
+            (SaveLocation::Local(_), None, _) => "memory".to_owned(),
+            (SaveLocation::Global(folder), _, None) => folder.display().to_string(),
         };
         Ok(Some(Self { writer, place, told, is_first }))
     }
 
-    /// Place in words.
+    /// SaveLocation in words.
     pub(in crate::train) fn told(&self) -> &str {
         &self.told
     }
@@ -128,7 +130,7 @@ impl Temporary {
     pub(in crate::train) fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         match &self.writer {
             Writer::Global(writer) => writer.save(snapshot),
-            Writer::Pieces(writer) => writer.save(snapshot),
+            Writer::Local(writer) => writer.save(snapshot),
         }
     }
 
@@ -136,7 +138,7 @@ impl Temporary {
     pub(in crate::train) fn peers(&self) -> Vec<usize> {
         match &self.writer {
             Writer::Global(_) => Vec::new(),
-            Writer::Pieces(writer) => writer.peers(),
+            Writer::Local(writer) => writer.peers(),
         }
     }
 
@@ -145,7 +147,7 @@ impl Temporary {
         match &self.writer {
             Writer::Global(_) if self.is_first => remove(self.place.folder())?,
             Writer::Global(_) => {}
-            Writer::Pieces(writer) => {
+            Writer::Local(writer) => {
                 writer.remove()?;
                 // Whoever comes last finds it empty.
                 let _ = std::fs::remove_dir(self.place.folder());
@@ -201,10 +203,10 @@ fn newest_in(root: &Path) -> Option<u64> {
 /// whole is not looked at.
 pub(in crate::train) fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
     let save = settings.save.as_deref()?;
-    let temporary = identity(save).ok().flatten().and_then(|identity| Place::from_config(settings, &identity));
+    let temporary = identity(save).ok().flatten().and_then(|identity| SaveLocation::from_config(settings, &identity));
     let temporary = temporary.and_then(|place| match place {
-        Place::Global(folder) => newest_in(&folder),
-        Place::Pieces(folder) => {
+        SaveLocation::Global(folder) => newest_in(&folder),
+        SaveLocation::Local(folder) => {
             std::fs::read_dir(folder).ok()?.flatten().filter_map(|rank| newest_in(&rank.path())).max()
         }
     });
@@ -233,11 +235,11 @@ pub(super) fn find_newer(
         return Ok((None, Vec::new()));
     };
     let identity = agreement::agree(groups, "reading the name of the run", identity(save))?;
-    let place = identity.and_then(|identity| Place::from_config(settings, &identity));
+    let place = identity.and_then(|identity| SaveLocation::from_config(settings, &identity));
     match place {
         None => Ok((None, Vec::new())),
-        Some(Place::Global(root)) => find_global(&root, groups, above),
-        Some(Place::Pieces(root)) => find_pieces(&root, groups, above),
+        Some(SaveLocation::Global(root)) => find_global(&root, groups, above),
+        Some(SaveLocation::Local(root)) => find_pieces(&root, groups, above),
     }
 }
 
@@ -247,12 +249,12 @@ fn find_global(
     above: Option<u64>,
 ) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
     let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
-    let looked = look_together(groups.world(), |verifier| {
+    let looked = verify_with_all_ranks(groups.world(), |verifier| {
         let found = CheckpointStore::open(root).and_then(|store| store.resolve_with(&request, verifier));
         match found {
             Ok(Resolution::Found(found)) => (Some(found.checkpoint.iteration()), Vec::new()),
             Ok(Resolution::NothingFound { .. }) => (None, Vec::new()),
-            // Temporary saves only save steps: without them the run resumes from the persistent
+            // NonPersistentSaves saves only save steps: without them the run resumes from the persistent
             // ones.
             Err(error) => (None, vec![format!("temporary saves: {error}")]),
         }
@@ -276,8 +278,8 @@ fn find_pieces(
     above: Option<u64>,
 ) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
     let world = groups.world();
-    let machine = Machine { first: agreement::first_of_machine(world)? };
-    let assembly = assemble(root, machine, world, above)?;
+    let leader = agreement::first_of_machine(world)?;
+    let assembly = assemble(root, leader, world, above)?;
     let is_first = agreement::is_first(groups);
     let notes = if is_first { assembly.notes } else { Vec::new() };
     let found = assembly.found.map(|found| {
@@ -288,7 +290,7 @@ fn find_pieces(
         let iteration = found.checkpoint.iteration();
         let message =
             format!("resuming from {} (iteration {iteration}, a temporary save{from_others})", root.display());
-        let assembled = (machine.first == world.rank()).then_some(found.folder);
+        let assembled = (leader == world.rank()).then_some(found.folder);
         Newer { checkpoint: found.checkpoint, assembled, message }
     });
     Ok((found, notes))
@@ -311,7 +313,7 @@ mod tests {
             non_persistent_ckpt_type: Some(NonPersistentType::InMemory),
             ..CheckpointConfig::default()
         };
-        let place = Place::from_config(&settings, &name).unwrap();
+        let place = SaveLocation::from_config(&settings, &name).unwrap();
         assert_eq!(place.folder(), Path::new("/dev/shm").join(format!("bridge-{name}")));
         std::fs::write(save.path().join(IDENTITY_FILE), "../../etc").unwrap();
         assert!(identity(save.path()).is_err(), "a name is no path");
