@@ -53,7 +53,7 @@ pub use measured::{
 pub use memory::Memory;
 pub use parameters::ParameterCounts;
 pub use pipeline::{BubbleSource, Pipeline};
-pub use search::{Divided, Found, Recomputed, Search, SearchCounts, SearchOptions, Sizes, search, with_room};
+pub use search::{Divided, PlannedLayout, Recomputed, Search, SearchCounts, SearchOptions, Sizes, search, with_room};
 pub use setup::{Batch, Layout, PlanError};
 pub use stage::StagePlan;
 pub use traffic::{Traffic, TrafficGroup};

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use bridge_core::config::{Node, RawConfig, SAME_SETTINGS, diff};
-use bridge_core::plan::{Divided, Found, Plan, Recomputed, Search, SearchOptions, search, with_room};
+use bridge_core::plan::{Divided, Plan, PlannedLayout, Recomputed, Search, SearchOptions, search, with_room};
 use bridge_models::registry;
 use serde_json::{Value, json};
 
@@ -59,7 +59,7 @@ enum LayoutVerdict {
     /// It fits; `place` counts from 1, in the order of step time.
     Place { place: usize, is_found: bool, plan: Box<Plan> },
     /// It does not fit; with more recompute it may.
-    NoRoom { plan: Box<Plan>, with_recompute: Option<Box<Found>>, place: usize },
+    NoRoom { plan: Box<Plan>, with_recompute: Option<Box<PlannedLayout>>, place: usize },
     /// A run with it is refused.
     Refused(String),
 }
@@ -69,7 +69,7 @@ impl LayoutVerdict {
         named: &Named,
         search: &Search,
         room: &Room,
-        with_room: impl Fn(&RawConfig, &Plan) -> Option<Found>,
+        with_room: impl Fn(&RawConfig, &Plan) -> Option<PlannedLayout>,
     ) -> Self {
         let (raw, plan) = match &named.plan {
             Ok(planned) => planned,
@@ -130,7 +130,7 @@ fn summary(plan: &Plan) -> String {
     format!("{} a step, MFU {utilization:.1}%, {} a rank", seconds(plan.step_seconds()), bytes(plan.most_memory()))
 }
 
-fn recomputed(found: &Found) -> &'static str {
+fn recomputed(found: &PlannedLayout) -> &'static str {
     match (found.sizes.recomputed, found.sizes.divided) {
         (_, Divided::All) | (Recomputed::Layers, Divided::Optimizer) => "layers",
         (Recomputed::FeedForward, Divided::Optimizer) => "feed-forward",
@@ -138,7 +138,7 @@ fn recomputed(found: &Found) -> &'static str {
     }
 }
 
-fn divided(found: &Found) -> &'static str {
+fn divided(found: &PlannedLayout) -> &'static str {
     match found.sizes.divided {
         Divided::Optimizer => "optimizer",
         Divided::All => "all (FSDP)",
@@ -255,7 +255,7 @@ fn why(recipe: &RawConfig, search: &Search) {
 }
 
 /// Settings of `recipe` for a layout.
-fn settings(recipe: &RawConfig, found: &Found) -> Vec<String> {
+fn settings(recipe: &RawConfig, found: &PlannedLayout) -> Vec<String> {
     let changed = found.sizes.apply(recipe);
     let mut differences = diff(recipe.recipe(), changed.recipe());
     let keys: Vec<String> = differences.iter().map(|difference| difference.key.clone()).collect();

@@ -51,7 +51,7 @@ pub struct SearchOptions {
 
 /// A layout that fits.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct PlannedLayout {
     /// Sizes of the layout.
     pub sizes: Sizes,
     /// Plan of the layout, with an estimate of the time.
@@ -62,7 +62,7 @@ pub struct Found {
 #[derive(Clone, Debug)]
 pub struct Search {
     /// Layouts that fit, the fastest first.
-    pub found: Vec<Found>,
+    pub found: Vec<PlannedLayout>,
     /// Counts of layouts.
     pub counts: SearchCounts,
     /// Numbers of replicas that the sizes leave ranks for; the global batch size has to be a
@@ -71,7 +71,7 @@ pub struct Search {
     /// Why a run refuses layouts, with the number of layouts, the most frequent reason first.
     pub refusals: Vec<(String, usize)>,
     /// If nothing was found, the layout that needs the least memory of those that a run accepts.
-    pub smallest: Option<Found>,
+    pub smallest: Option<PlannedLayout>,
 }
 
 /// Counts of the layouts that were examined.
@@ -91,7 +91,12 @@ pub struct SearchCounts {
 
 /// The layout of `plan`, a plan of `recipe`, with the least recompute with which it fits; `None` if
 /// it does not fit with any.
-pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Option<Found> {
+pub fn with_room(
+    plan: &Plan,
+    recipe: &RawConfig,
+    models: &ModelRegistry,
+    options: &SearchOptions,
+) -> Option<PlannedLayout> {
     let usable = usable_bytes(options.memory_bytes);
     let modes = [Recomputed::Nothing, Recomputed::FeedForward, Recomputed::Layers];
     let mut found = modes
@@ -103,7 +108,7 @@ pub fn with_room(plan: &Plan, recipe: &RawConfig, models: &ModelRegistry, option
 /// Searches the layouts of `recipe`, whose own parallel sizes, micro-batch, recompute and sharding
 /// do not matter.
 pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Search {
-    let usable = usable_bytes(options.memory_bytes);
+    let usable = usable_bytes(options.memory_bytes) as f64;
     let bases = sizes::of_one_stage(recipe, options);
     let layers = recipe.model.num_layers;
     let replicas: BTreeSet<usize> = bases
@@ -112,99 +117,127 @@ pub fn search(recipe: &RawConfig, models: &ModelRegistry, options: &SearchOption
         .filter(|(stages, _)| sizes::divides_layers(layers, *stages))
         .map(|(_, replicas)| replicas)
         .collect();
-    let mut refusals = BTreeMap::<String, usize>::new();
-    let mut layouts = Vec::new();
-    let estimates: Vec<_> = bases.into_par_iter().map(|one| estimates(one, recipe, models, options)).collect();
-    for estimated in estimates {
-        match estimated {
-            Ok(some) => layouts.extend(some),
-            Err(refusal) => *refusals.entry(refusal).or_default() += 1,
-        }
-    }
-    let mut counts = SearchCounts { layouts: layouts.len(), ..SearchCounts::default() };
-    let mut by_memory: Vec<Sizes> = Vec::new();
-    if layouts.iter().all(|layout| layout.memory > usable as f64) {
-        let mut sorted: Vec<&Estimated> = layouts.iter().collect();
-        sorted.sort_by(|a, b| a.memory.total_cmp(&b.memory));
-        by_memory.extend(sorted.into_iter().take(AT_ONCE).map(|layout| layout.sizes));
-    }
-    layouts.retain(|layout| layout.memory <= usable as f64 * MEMORY_SLACK);
-    counts.too_large = counts.layouts - layouts.len();
+    let mut planner = Planner::new(recipe, models, options);
+    let mut layouts = planner.estimate_all(bases);
+    planner.counts.layouts = layouts.len();
+
+    let none_should_fit = layouts.iter().all(|layout| layout.memory > usable);
+    let mut by_memory: Vec<&Estimated> = layouts.iter().collect();
+    by_memory.sort_by(|a, b| a.memory.total_cmp(&b.memory));
+    let least_memory: Vec<Sizes> = by_memory.into_iter().take(AT_ONCE).map(|layout| layout.sizes).collect();
+
+    layouts.retain(|layout| layout.memory <= usable * MEMORY_SLACK);
+    planner.counts.too_large = planner.counts.layouts - layouts.len();
     layouts.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-    let mut found: Vec<Found> = Vec::new();
-    let mut smallest = None;
-    let mut rest = layouts.into_iter().peekable();
-    while counts.planned < MOST_PLANS && rest.peek().is_some() {
-        let slowest = found.get(options.count.saturating_sub(1)).map(|found| found.plan.step_seconds());
-        if slowest.zip(rest.peek()).is_some_and(|(slowest, next)| next.seconds > TIME_SLACK * slowest) {
-            break;
-        }
-        // A layout with the same parallel sizes that fits was estimated faster.
-        let is_new = |layout: &Estimated| found.iter().all(|found| !is_same(&found.sizes, &layout.sizes));
-        let some: Vec<Estimated> = rest.by_ref().filter(is_new).take(AT_ONCE).collect();
-        counts.planned += some.len();
-        let planned: Vec<Result<Found, String>> =
-            some.par_iter().map(|layout| planned(layout.sizes, recipe, models, options)).collect();
-        for planned in planned {
-            match planned {
-                Err(refusal) => {
-                    counts.refused += 1;
-                    *refusals.entry(refusal).or_default() += 1;
-                }
-                Ok(planned) if planned.plan.most_memory() > usable => {
-                    counts.without_room += 1;
-                    keep_smaller(&mut smallest, planned);
-                }
-                Ok(planned) => found.push(planned),
-            }
-        }
-        found.sort_by(|a, b| a.plan.step_seconds().total_cmp(&b.plan.step_seconds()));
-        let mut kept: Vec<Found> = Vec::with_capacity(found.len());
-        for layout in found {
-            if kept.iter().all(|faster| !is_same(&faster.sizes, &layout.sizes)) {
-                kept.push(layout);
-            }
-        }
-        found = kept;
-    }
-    found.truncate(options.count);
-    if found.is_empty() {
-        let planned: Vec<_> = by_memory.into_par_iter().map(|sizes| planned(sizes, recipe, models, options)).collect();
-        for planned in planned {
-            match planned {
-                Ok(planned) => keep_smaller(&mut smallest, planned),
-                Err(refusal) => *refusals.entry(refusal).or_default() += 1,
-            }
+    let found = planner.find_fastest(layouts);
+
+    let counts = planner.counts;
+    if found.is_empty() && none_should_fit {
+        for layout in planner.plan_all(least_memory) {
+            planner.keep_smallest(layout);
         }
     }
-    let smallest = smallest.filter(|_| found.is_empty());
-    let mut refusals: Vec<(String, usize)> = refusals.into_iter().collect();
+    let smallest = planner.smallest.filter(|_| found.is_empty());
+    let mut refusals: Vec<(String, usize)> = planner.refusals.into_iter().collect();
     refusals.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
     Search { found, counts, replicas: replicas.into_iter().collect(), refusals, smallest }
 }
 
-/// Keeps the layout of the two that needs less memory.
-fn keep_smaller(kept: &mut Option<Found>, other: Found) {
-    if kept.as_ref().is_none_or(|kept| other.plan.most_memory() < kept.plan.most_memory()) {
-        *kept = Some(other);
+/// Plans layouts, and counts those that are refused or do not fit.
+struct Planner<'a> {
+    recipe: &'a RawConfig,
+    models: &'a ModelRegistry,
+    options: &'a SearchOptions,
+    counts: SearchCounts,
+    refusals: BTreeMap<String, usize>,
+    /// Of the layouts that do not fit, the one that needs the least memory.
+    smallest: Option<PlannedLayout>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(recipe: &'a RawConfig, models: &'a ModelRegistry, options: &'a SearchOptions) -> Self {
+        let (counts, refusals) = (SearchCounts::default(), BTreeMap::new());
+        Self { recipe, models, options, counts, refusals, smallest: None }
+    }
+
+    /// Estimates of all layouts with these sizes of one stage.
+    fn estimate_all(&mut self, bases: Vec<Sizes>) -> Vec<Estimated> {
+        let Self { recipe, models, options, .. } = *self;
+        let estimated: Vec<_> = bases.into_par_iter().map(|one| estimates(one, recipe, models, options)).collect();
+        estimated.into_iter().flat_map(|estimated| self.accepted(estimated).unwrap_or_default()).collect()
+    }
+
+    /// Plans layouts in this order until enough fit and the next are estimated slower.
+    fn find_fastest(&mut self, layouts: Vec<Estimated>) -> Vec<PlannedLayout> {
+        let mut found: Vec<PlannedLayout> = Vec::new();
+        let mut rest = layouts.into_iter().peekable();
+        while self.counts.planned < MOST_PLANS && rest.peek().is_some() {
+            let slowest = found.get(self.options.count.saturating_sub(1)).map(|layout| layout.plan.step_seconds());
+            if slowest.zip(rest.peek()).is_some_and(|(slowest, next)| next.seconds > TIME_SLACK * slowest) {
+                break;
+            }
+            // A layout with the same parallel sizes that fits was estimated faster.
+            let is_new = |layout: &Estimated| found.iter().all(|found| !found.sizes.same_parallel_sizes(&layout.sizes));
+            let batch: Vec<Sizes> = rest.by_ref().filter(is_new).take(AT_ONCE).map(|layout| layout.sizes).collect();
+            self.counts.planned += batch.len();
+            found.extend(self.plan_all(batch));
+            found.sort_by(|a, b| a.plan.step_seconds().total_cmp(&b.plan.step_seconds()));
+            let mut kept: Vec<PlannedLayout> = Vec::with_capacity(found.len());
+            for layout in found {
+                if kept.iter().all(|faster| !faster.sizes.same_parallel_sizes(&layout.sizes)) {
+                    kept.push(layout);
+                }
+            }
+            found = kept;
+        }
+        found.truncate(self.options.count);
+        found
+    }
+
+    /// Plans these layouts, and returns those that fit.
+    fn plan_all(&mut self, batch: Vec<Sizes>) -> Vec<PlannedLayout> {
+        let Self { recipe, models, options, .. } = *self;
+        let usable = usable_bytes(options.memory_bytes);
+        let planned: Vec<_> = batch.into_par_iter().map(|sizes| planned(sizes, recipe, models, options)).collect();
+        let mut fitting = Vec::new();
+        for planned in planned {
+            match self.accepted(planned) {
+                None => self.counts.refused += 1,
+                Some(layout) if layout.plan.most_memory() > usable => {
+                    self.counts.without_room += 1;
+                    self.keep_smallest(layout);
+                }
+                Some(layout) => fitting.push(layout),
+            }
+        }
+        fitting
+    }
+
+    /// The result, unless a run with it is refused, which is counted.
+    fn accepted<T>(&mut self, result: Result<T, String>) -> Option<T> {
+        result.map_err(|refusal| *self.refusals.entry(refusal).or_default() += 1).ok()
+    }
+
+    fn keep_smallest(&mut self, layout: PlannedLayout) {
+        if self.smallest.as_ref().is_none_or(|kept| layout.plan.most_memory() < kept.plan.most_memory()) {
+            self.smallest = Some(layout);
+        }
     }
 }
 
-/// True if the parallel sizes are the same.
-fn is_same(a: &Sizes, b: &Sizes) -> bool {
-    let of =
-        |sizes: &Sizes| (sizes.tensor, sizes.context, sizes.pipeline, sizes.expert, sizes.expert_tensor, sizes.divided);
-    of(a) == of(b)
-}
-
 /// The plan of a layout, or why a run with it is refused.
-fn planned(sizes: Sizes, recipe: &RawConfig, models: &ModelRegistry, options: &SearchOptions) -> Result<Found, String> {
+fn planned(
+    sizes: Sizes,
+    recipe: &RawConfig,
+    models: &ModelRegistry,
+    options: &SearchOptions,
+) -> Result<PlannedLayout, String> {
     let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size });
     let config = config.map_err(|errors| errors.to_string())?;
     let SearchOptions { rates, matrix_units, .. } = *options;
     let plan_options = PlanOptions { rates: Some(rates), matrix_units, ..PlanOptions::default() };
     let plan = plan(&config, models, &plan_options).map_err(|error| error.to_string())?;
-    Ok(Found { sizes, plan })
+    Ok(PlannedLayout { sizes, plan })
 }
 
 /// A layout by its estimate.

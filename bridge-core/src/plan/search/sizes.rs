@@ -100,6 +100,12 @@ impl Sizes {
         Self { pipeline: 1, chunks: 1, micro_batch: 1, ..self }
     }
 
+    /// True if ranks divide the model in the same way.
+    pub(super) fn same_parallel_sizes(&self, other: &Self) -> bool {
+        let parallel = |sizes: &Self| Self { chunks: 1, micro_batch: 1, recomputed: Recomputed::Nothing, ..*sizes };
+        parallel(self) == parallel(other)
+    }
+
     /// The ranks that share a model replica.
     pub(super) fn ranks(&self) -> usize {
         self.tensor * self.context * self.pipeline
