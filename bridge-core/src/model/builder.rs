@@ -47,7 +47,7 @@ impl Stage {
     /// Stage of a chunk with this content, for stacks with these numbers of layers, each at least
     /// one. The content numbers layers through all stacks; the end of a stack belongs to its last
     /// layer, and the start of the next stack to its first.
-    pub fn of_content(num_layers: &[usize], content: &StageContent) -> Self {
+    pub fn from_content(num_layers: &[usize], content: &StageContent) -> Self {
         let mut next = 0;
         let stacks = num_layers.iter().enumerate().map(|(index, count)| {
             let all = next..next + count;
@@ -196,7 +196,7 @@ mod tests {
             num_mtp_layers: 0,
         };
         let part = |layers, start, end| StackPart { layers, start, end };
-        let of = |layers: Range<usize>| Stage::of_content(&[3, 2], &content(layers, 5)).stacks;
+        let of = |layers: Range<usize>| Stage::from_content(&[3, 2], &content(layers, 5)).stacks;
         assert_eq!(of(0..2), [part(0..2, true, false), part(0..0, false, false)]);
         assert_eq!(of(2..4), [part(2..3, false, true), part(0..1, true, false)]);
         assert_eq!(of(3..5), [part(3..3, false, false), part(0..2, true, true)]);
@@ -205,6 +205,6 @@ mod tests {
         // Stages without layers, and the ends of the model without a layer.
         assert_eq!(of(4..4), [part(3..3, false, false), part(1..1, false, false)]);
         let head = StageContent { embedding: false, loss: true, layers: 3..3, num_mtp_layers: 0 };
-        assert_eq!(Stage::of_content(&[3], &head), Stage::from(part(3..3, false, true)));
+        assert_eq!(Stage::from_content(&[3], &head), Stage::from(part(3..3, false, true)));
     }
 }

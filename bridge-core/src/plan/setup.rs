@@ -170,7 +170,7 @@ impl<'a> Setup<'a> {
         };
         let adapter = models.adapter(config.peft.as_ref(), model)?;
         let chunk = |content: StageContent| {
-            let stage = Stage::of_content(&stacks, &content);
+            let stage = Stage::from_content(&stacks, &content);
             let Outline { declarations, costs } = builder.outline(&work, &stage, adapter.clone())?;
             let costs = costs.ok_or_else(|| PlanError::NoCosts { kind: model.kind.clone() })?;
             assert_eq!(

@@ -68,7 +68,7 @@ pub struct TwoStacks {
 pub fn two_stacks(layers: Range<usize>) -> Box<dyn ModelChunk> {
     let total: usize = STACKS.iter().sum();
     let (embedding, loss) = (layers.start == 0, layers.end == total);
-    let stage = Stage::of_content(&STACKS, &StageContent { embedding, layers, num_mtp_layers: 0, loss });
+    let stage = Stage::from_content(&STACKS, &StageContent { embedding, layers, num_mtp_layers: 0, loss });
     let parts: [StackPart; 2] = stage.stacks.try_into().expect("one part for each stack");
     let scope = scope(FloatDType::F32);
     let model = TwoStacks::new(parts, &scope);

@@ -205,7 +205,7 @@ impl<F: Fabric> Communicator for Staged<F> {
     fn split(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Group>, CommError> {
         match self.split_controls(color, key, name)? {
             Some(controls) if controls.blocking.size() == 1 => {
-                Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.member.world_rank()))))
+                Ok(Some(Arc::new(SingleCommunicator::from_world_rank(name, self.member.world_rank()))))
             }
             Some(controls) => {
                 let world = Arc::clone(&self.member.world);

@@ -20,11 +20,11 @@ pub struct SingleCommunicator {
 impl SingleCommunicator {
     /// A group of one with a name for messages.
     pub fn new(name: impl Into<String>) -> Self {
-        Self::of_world_rank(name, 0)
+        Self::from_world_rank(name, 0)
     }
 
     /// A group of one: rank `world_rank` of a larger world.
-    pub fn of_world_rank(name: impl Into<String>, world_rank: usize) -> Self {
+    pub fn from_world_rank(name: impl Into<String>, world_rank: usize) -> Self {
         Self { name: name.into(), world_ranks: [world_rank].into() }
     }
 
@@ -107,7 +107,7 @@ impl Communicator for SingleCommunicator {
     }
 
     fn split(&self, color: Option<usize>, _key: usize, name: &str) -> Result<Option<Group>, CommError> {
-        Ok(color.map(|_| Arc::new(Self::of_world_rank(name, self.world_ranks[0])) as Group))
+        Ok(color.map(|_| Arc::new(Self::from_world_rank(name, self.world_ranks[0])) as Group))
     }
 
     fn start_all_reduce(&self, mut data: HostBuffer, op: ReduceOp) -> Result<Request, CommError> {

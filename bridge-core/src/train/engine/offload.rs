@@ -35,7 +35,7 @@ impl SegmentOffload {
     }
 
     /// Offload of a run.
-    pub(in crate::train) fn of_run(config: &RunConfig) -> Option<Self> {
+    pub(in crate::train) fn from_run(config: &RunConfig) -> Option<Self> {
         Self::new(plan::settings::activation_offload(config), Devices::Accelerators)
     }
 

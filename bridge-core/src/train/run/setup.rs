@@ -332,7 +332,7 @@ fn build_training(
         num_microbatches: NumMicrobatchesCalculator::new(settings::batch_size(config))?,
         loss_scaler: settings::loss_scaler(config)?,
         flops,
-        graphs: MicroBatchGraphs::of_run(config, forward_step.as_ref(), &device)?,
+        graphs: MicroBatchGraphs::from_run(config, forward_step.as_ref(), &device)?,
         forward_step,
         chunks,
         device,

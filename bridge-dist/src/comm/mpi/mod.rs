@@ -266,7 +266,7 @@ impl Communicator for MpiCommunicator {
         };
         if raw.size().map_err(library)? == 1 {
             raw.free();
-            return Ok(Some(Arc::new(SingleCommunicator::of_world_rank(name, self.member.world_rank()))));
+            return Ok(Some(Arc::new(SingleCommunicator::from_world_rank(name, self.member.world_rank()))));
         }
         let world = Arc::clone(&self.member.comm.world);
         let made = Self::new(raw, world, name).map_err(library)?;

@@ -134,7 +134,7 @@ impl Communicator for ThreadCommunicator {
             group::Group::new(Arc::clone(&parent.world), name, members)
         })?;
         Ok(made.map(|(rank, group)| match group.members.len() {
-            1 => Arc::new(SingleCommunicator::of_world_rank(name, group.members[0])) as Group,
+            1 => Arc::new(SingleCommunicator::from_world_rank(name, group.members[0])) as Group,
             _ => Arc::new(Self::new(group, rank)),
         }))
     }

@@ -29,7 +29,7 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
         let first = |stage: usize| stage * total / stages;
         let (embedding, loss) = (pp == 0, pp + 1 == stages);
         let content = StageContent { embedding, layers: first(pp)..first(pp + 1), num_mtp_layers: 0, loss };
-        let stage = Stage::of_content(&stacks, &content);
+        let stage = Stage::from_content(&stacks, &content);
         let context = BuildContext {
             device: device(),
             seed: 1,

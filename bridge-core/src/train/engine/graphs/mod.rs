@@ -118,7 +118,7 @@ impl MicroBatchGraphs {
     ///
     /// # Errors
     /// If `forward_step` cannot be recorded.
-    pub fn of_run(
+    pub fn from_run(
         config: &RunConfig,
         forward_step: &dyn ForwardStep,
         device: &Device,

@@ -175,7 +175,7 @@ impl Pipeline {
 
     /// When the reductions of this rank start.
     pub(in crate::train) fn reductions(&self, config: &RunConfig) -> Reductions {
-        Reductions::of_stage(config, self.group.rank(), self.schedule)
+        Reductions::from_stage(config, self.group.rank(), self.schedule)
     }
 
     /// Forward and backward of `num_microbatches` micro-batches.

@@ -27,7 +27,7 @@ pub(in crate::train) fn build_chunks(
     let mut placement = pipeline_placement(model, stacks.iter().sum())
         .map_err(|error| CommonError::Internal(format!("pipeline stages: {error}")))?;
     let contents = placement.chunks.swap_remove(context.parallel.groups.pipeline().rank());
-    let stages: Vec<Stage> = contents.iter().map(|content| Stage::of_content(&stacks, content)).collect();
+    let stages: Vec<Stage> = contents.iter().map(|content| Stage::from_content(&stacks, content)).collect();
     let chunks = model_config.builder().build_models(model_config, context, &stages)?;
     check_blocks(&chunks)?;
     Ok(chunks)
@@ -42,7 +42,7 @@ pub(in crate::train) fn pipeline(
 ) -> Pipeline {
     let schedule = pipeline_schedule(&config.model, chunks.len());
     let (recompute, cuts) = (plan::settings::recompute(config), plan::settings::cuts(config));
-    let offload = SegmentOffload::of_run(config);
+    let offload = SegmentOffload::from_run(config);
     let settings = PipelineSettings {
         schedule,
         recompute,

@@ -26,7 +26,7 @@ pub(in crate::train) enum Reductions {
 
 impl Reductions {
     /// When those of stage `stage` start.
-    pub fn of_stage(config: &RunConfig, stage: usize, schedule: ScheduleKind) -> Self {
+    pub fn from_stage(config: &RunConfig, stage: usize, schedule: ScheduleKind) -> Self {
         // Gradients of weights come after the backward pass of their segment.
         let puts_weights_off = schedule == ScheduleKind::ZeroBubbleH1;
         // The first stage ends last: while it works on the last micro-batch the others have done
