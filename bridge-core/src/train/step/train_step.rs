@@ -1,6 +1,7 @@
 //! One training step: forward and backward of every micro-batch, then the optimizer.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -67,14 +68,14 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     let num_microbatches = data.total() as u64;
     let wants_streams = run.outputs.dumps.wants_streams(run.state.train_state.step + 1);
     run.training.stream_gradients.begin(wants_streams);
-    let mut pass_result = Pass::default();
+    let mut pass_result = PassResult::default();
     loop {
         match run.subsystems.losses.next_pass(&run.groups)? {
             // Steps draw from counter-based streams, and the data is rewound where it is not all in
             // memory.
             NextPass::Run => match forward_backward(run, &mut data)? {
-                PassEnd::Done(result) => pass_result = result,
-                PassEnd::Stopped(reason) => {
+                ControlFlow::Continue(result) => pass_result = result,
+                ControlFlow::Break(reason) => {
                     run.training.gradients.clear();
                     run.training.reducer.clear();
                     return Ok(StepEnd::Stopped(reason));
@@ -185,7 +186,7 @@ fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning 
 
 /// Result of the passes over the micro-batches.
 #[derive(Default)]
-struct Pass {
+struct PassResult {
     losses: Losses,
     /// Name of the loss that was minimised.
     objective: &'static str,
@@ -198,21 +199,14 @@ struct Pass {
     attention_logits: BTreeMap<usize, f64>,
     /// Divisor of the accumulated gradients.
     divisor: f64,
-    /// Sum of the squares of what this rank counts of these gradients.
-    squares: f64,
+    /// Sum of the squares of the gradients that this rank counts.
+    local_grad_sq: f64,
     /// Times of the reduction of gradients.
     reduction: ReductionTimes,
 }
 
-/// End of a pass.
-enum PassEnd {
-    Done(Pass),
-    /// Before its end, because that was asked for.
-    Stopped(ExitReason),
-}
-
 /// Sums of a pass over its micro-batches so far.
-struct Gathered {
+struct PassTotals {
     /// Micro-batches that are done.
     done: usize,
     losses: Losses,
@@ -235,7 +229,25 @@ struct Gathered {
     layers: Arc<StepValues>,
 }
 
-impl Gathered {
+impl PassTotals {
+    /// Before the first micro-batch.
+    fn new(run: &TrainingRun) -> Self {
+        Self {
+            done: 0,
+            losses: Losses::new(),
+            objective: LM_LOSS,
+            loss_sums: Vec::new(),
+            unread: None,
+            own_tokens: Vec::new(),
+            num_tokens: Vec::new(),
+            routers: RouterSums::new(&run.config, &run.groups),
+            predictions: PredictionSums::new(&run.config),
+            accuracy: Ratio::default(),
+            attention_logits: BTreeMap::new(),
+            layers: Arc::default(),
+        }
+    }
+
     /// Takes the losses of micro-batches.
     fn take_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
         add_reported(&mut self.losses, forward_step, self.objective, &loss_sums, batches);
@@ -257,9 +269,56 @@ impl Gathered {
             }
         }
     }
+
+    /// Judges the losses, and sums them over all ranks.
+    fn finish(
+        mut self,
+        run: &mut TrainingRun,
+        local_grad_sq: f64,
+        reduction: ReductionTimes,
+    ) -> Result<PassResult, StepError> {
+        let timers = Arc::clone(&run.timers);
+        let _sharing = timers.span("share-losses", Labels::default());
+        let own = OwnResults {
+            loss_sums: self.loss_sums,
+            num_tokens: self.own_tokens,
+            gradients: run.training.reducer.take_own_norms(),
+        };
+        run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &own)?;
+        // The accuracy travels with the losses, so that it costs no message of its own.
+        let is_counted = run.config.dataset.kind == FINETUNING && self.objective == LM_LOSS;
+        if is_counted {
+            self.losses.insert(TOKEN_ACCURACY.to_owned(), self.accuracy);
+        }
+        agreement::share_losses(&run.groups, &mut self.losses)?;
+        let accuracy = self.losses.remove(TOKEN_ACCURACY).filter(|ratio| is_counted && ratio.denominator > 0.0);
+        let routers = self.routers.of_all_ranks(&run.groups)?;
+        self.losses.extend(routers.losses);
+        let predictions = self.predictions.of_all_ranks(&run.groups)?;
+        // If all documents of a step are short, a depth may have no token.
+        let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
+        self.losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
+        let per_token = run.config.model.calculate_per_token_loss;
+        let divisor = if per_token { self.num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
+        Ok(PassResult {
+            losses: self.losses,
+            objective: self.objective,
+            accuracy,
+            routers: routers.layers,
+            predictions,
+            attention_logits: self.attention_logits,
+            divisor,
+            local_grad_sq,
+            reduction,
+        })
+    }
 }
 
-fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEnd, StepError> {
+/// Forward and backward of all micro-batches of a step, or why they were stopped.
+fn forward_backward(
+    run: &mut TrainingRun,
+    data: &mut StepData,
+) -> Result<ControlFlow<ExitReason, PassResult>, StepError> {
     run.training.gradients.clear();
     run.training.reducer.clear();
     run.training.inspector.restart();
@@ -267,41 +326,15 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
     run.training.chunks.iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
     run.training.stream_gradients.restart();
     run.exits.begin_step();
-    let per_token = run.config.model.calculate_per_token_loss;
-    let mut gathered = Gathered {
-        done: 0,
-        losses: Losses::new(),
-        objective: LM_LOSS,
-        loss_sums: Vec::new(),
-        unread: None,
-        own_tokens: Vec::new(),
-        num_tokens: Vec::new(),
-        routers: RouterSums::new(&run.config, &run.groups),
-        predictions: PredictionSums::new(&run.config),
-        accuracy: Ratio::default(),
-        attention_logits: BTreeMap::new(),
-        layers: Arc::default(),
-    };
-    while gathered.done < data.total() {
-        if let Some(reason) = window_pass(run, data, &mut gathered)? {
-            return Ok(PassEnd::Stopped(reason));
+    let mut totals = PassTotals::new(run);
+    while totals.done < data.total() {
+        if let Some(reason) = window_pass(run, data, &mut totals)? {
+            return Ok(ControlFlow::Break(reason));
         }
     }
     run.begin_phase()?;
     run.training.reducer.finish(&mut run.training.gradients)?;
-    let squares = read_results(run, &mut gathered);
-    let Gathered {
-        mut losses,
-        objective,
-        loss_sums,
-        own_tokens,
-        num_tokens,
-        routers,
-        predictions,
-        accuracy,
-        attention_logits,
-        ..
-    } = gathered;
+    let local_grad_sq = read_results(run, &mut totals);
     let reduction = run.training.reducer.take_times();
     run.timers.record("grads-reduce-in-flight", TimerLevel::MicroBatch, reduction.in_flight);
     run.timers.record("grads-reduce-exposed", TimerLevel::MicroBatch, reduction.exposed);
@@ -310,47 +343,18 @@ fn forward_backward(run: &mut TrainingRun, data: &mut StepData) -> Result<PassEn
         TimerLevel::MicroBatch,
         run.training.optimizer.parameters().take_waited(),
     );
-    let timers = Arc::clone(&run.timers);
-    let _sharing = timers.span("share-losses", Labels::default());
-    let own = OwnResults { loss_sums, num_tokens: own_tokens, gradients: run.training.reducer.take_own_norms() };
-    run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &own)?;
-    // Shared with the losses, which costs no message.
-    let is_counted = run.config.dataset.kind == FINETUNING && objective == LM_LOSS;
-    if is_counted {
-        losses.insert(TOKEN_ACCURACY.to_owned(), accuracy);
-    }
-    agreement::share_losses(&run.groups, &mut losses)?;
-    let accuracy = losses.remove(TOKEN_ACCURACY).filter(|accuracy| is_counted && accuracy.denominator > 0.0);
-    let routers = routers.of_all_ranks(&run.groups)?;
-    losses.extend(routers.losses);
-    let predictions = predictions.of_all_ranks(&run.groups)?;
-    // In a step whose documents are short there may be no token that far on.
-    let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
-    losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
-    let divisor = if per_token { num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
-    let routers = routers.layers;
-    Ok(PassEnd::Done(Pass {
-        losses,
-        objective,
-        accuracy,
-        routers,
-        predictions,
-        attention_logits,
-        divisor,
-        squares,
-        reduction,
-    }))
+    totals.finish(run, local_grad_sq, reduction).map(ControlFlow::Continue)
 }
 
 /// Reads the losses that were not read and the sum of the squares of what this rank counts of the
 /// gradients. A device that computes both is waited for once.
-fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
+fn read_results(run: &mut TrainingRun, totals: &mut PassTotals) -> f64 {
     let _reading = run.timers.span("read-losses-and-norm", Labels::default());
     let training = &mut run.training;
     let squares = training.optimizer.distribution().squares(&training.gradients);
-    let (losses, batches) = gathered.unread.take().unwrap_or_default();
+    let (losses, batches) = totals.unread.take().unwrap_or_default();
     let (squares, loss_sums) = losses.read_with(|losses| squares.finish_with(losses));
-    gathered.take_losses(loss_sums, training.forward_step.as_mut(), &batches);
+    totals.take_losses(loss_sums, training.forward_step.as_mut(), &batches);
     squares.into_iter().sum()
 }
 
@@ -359,16 +363,16 @@ fn read_results(run: &mut TrainingRun, gathered: &mut Gathered) -> f64 {
 fn window_pass(
     run: &mut TrainingRun,
     data: &mut StepData,
-    gathered: &mut Gathered,
+    totals: &mut PassTotals,
 ) -> Result<Option<ExitReason>, StepError> {
     let timers = Arc::clone(&run.timers);
-    let start = gathered.done;
+    let start = totals.done;
     let total = data.total();
     let micro_batches = data.window(run, start)?;
     let preparing = timers.span("prepare-batches", Labels::default());
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     let custom_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
-    gathered.objective = objective_of(&custom_losses);
+    totals.objective = objective_of(&custom_losses);
     // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if
     // tokens count alike; and of the ranks that share a sequence, by which its loss is divided if
     // micro-batches do: whichever replica has it, as upstream.
@@ -381,8 +385,8 @@ fn window_pass(
     let micro_batches_of_step = (total * run.groups.data().size()) as f64;
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * micro_batches_of_step) };
     let factors: Vec<f64> = tokens_here.iter().map(factor).collect();
-    gathered.own_tokens.extend(own_tokens);
-    gathered.num_tokens.extend(num_tokens);
+    totals.own_tokens.extend(own_tokens);
+    totals.num_tokens.extend(num_tokens);
     let step = Philox::new(run.training.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
     drop(preparing);
     if start == 0 {
@@ -397,7 +401,7 @@ fn window_pass(
         let timer = timers.start("forward-backward", TimerLevel::Phase);
         run.timers.spans().begin_pass(start + pass.start);
         let input = |index: usize| {
-            let metrics = LayerMetrics::of_micro_batch(&gathered.layers, start + index);
+            let metrics = LayerMetrics::of_micro_batch(&totals.layers, start + index);
             let wants_scores = run.config.logger.log_max_attention_logit;
             let stream = run.training.dropout_stream(&run.groups, &step, start + index);
             MicroBatchInput {
@@ -421,11 +425,11 @@ fn window_pass(
         };
         let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
-        take_losses(run, gathered, loss_sums, &batches[pass.clone()], start + pass.end == total);
+        take_losses(run, totals, loss_sums, &batches[pass.clone()], start + pass.end == total);
         drop(timer);
-        custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut gathered.losses, loss));
-        gathered.take(&inputs);
-        gathered.done += count;
+        custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
+        totals.take(&inputs);
+        totals.done += count;
         done += count;
         if start + done < total
             && !run.subsystems.losses.is_rerunning()
@@ -439,20 +443,20 @@ fn window_pass(
 
 /// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a
 /// timer runs: one that nobody waits in would not see the device at work.
-fn take_losses(run: &mut TrainingRun, gathered: &mut Gathered, losses: LossSums, batches: &[Batch], is_last: bool) {
+fn take_losses(run: &mut TrainingRun, totals: &mut PassTotals, losses: LossSums, batches: &[Batch], is_last: bool) {
     if is_last && !run.timers.run_at(TimerLevel::Phase) {
-        gathered.unread = Some((losses, batches.to_vec()));
+        totals.unread = Some((losses, batches.to_vec()));
     } else {
-        gathered.take_losses(losses.read(), run.training.forward_step.as_mut(), batches);
+        totals.take_losses(losses.read(), run.training.forward_step.as_mut(), batches);
     }
 }
 
-fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &Pass) -> Result<StepOutcome, StepError> {
+fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &PassResult) -> Result<StepOutcome, StepError> {
     run.begin_phase()?;
     let timer = run.timers.start("optimizer", TimerLevel::Phase);
     let scales = StepScales { loss_scale: run.training.loss_scaler.scale(), divisor: pass.divisor };
     let outcome = run.training.optimizer.step_with_grad_norm_sq(
-        pass.squares,
+        pass.local_grad_sq,
         run.training.chunks.as_mut_slice(),
         &mut run.training.gradients,
         &rates.groups,
