@@ -92,6 +92,7 @@ impl LossChecks {
 mod tests {
     use super::super::rerun::{ErrorInjection, FindingKind, NextPass, RerunConfig};
     use super::*;
+    use crate::config::RerunMode;
 
     #[test]
     fn only_values_after_the_first_hundred_are_spikes() {

@@ -3,15 +3,12 @@
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-
 use super::determinism::{CheckDifferences, Differences};
 use super::finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
-use crate::config::RerunMode;
-
 use super::injection::{ErrorInjection, Fault, Injector};
 use super::relative_difference;
 use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
+use crate::config::RerunMode;
 
 /// Parameters of a [`RerunStateMachine`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

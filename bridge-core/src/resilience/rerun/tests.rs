@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::config::{ErrorInjectionType, RerunMode};
 
 const SITE: &str = "found NaN in local forward loss calculation";
 

@@ -31,7 +31,7 @@ fn inspect(inspector: &Inspector, all: &[Segment], index: usize, [before, after]
 
 /// The numbers of a tensor.
 pub(in crate::train) fn numbers<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().settings::<f32>().try_into_vec().expect("what is converted to float32 has that type")
+    tensor.into_data().convert::<f32>().try_into_vec().expect("what is converted to float32 has that type")
 }
 
 /// `layers.3.attention`, `embedding`.

@@ -10,7 +10,7 @@ use bridge_dist::mesh::ProcessGroups;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::RunConfig;
+use crate::config::{RerunMode, RunConfig};
 use crate::optim::GradientPart;
 use crate::resilience::rerun::{
     CheckDifferences, ExitDecision, Finding, NextPass, Placement, RerunCheckpoint, RerunStateMachine, Severity,
