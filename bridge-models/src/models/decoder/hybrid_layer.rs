@@ -6,7 +6,7 @@ use bridge_kernels::offload::Module as OffloadModule;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
-use super::layer::LayerInput;
+use super::transformer_layer::LayerInput;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::architecture::hybrid::{HybridBlock, HybridConfig};
 use crate::blocks::attention::SelfAttention;
@@ -20,18 +20,23 @@ use crate::blocks::ssm::{Mamba, MambaState};
 #[derive(Module, Debug)]
 pub(crate) struct HybridLayer {
     norm: Norm,
-    mixer: Option<Mamba>,
-    self_attention: Option<SelfAttention>,
-    mlp: Option<Mlp>,
-    moe: Option<Moe>,
+    mixer: Mixer,
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
-    #[module(skip)]
-    block: HybridBlock,
     /// Dtype of the block's input and output.
     #[module(skip)]
     dtype: FloatDType,
+}
+
+/// The block of a layer, as [`HybridBlock`] names it.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)]
+enum Mixer {
+    Mamba(Mamba),
+    Attention(SelfAttention),
+    Mlp(Mlp),
+    Moe(Moe),
 }
 
 /// The layer as a segment, by its block.
@@ -58,28 +63,27 @@ impl HybridLayer {
     pub fn new(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, scope: &ChunkScope) -> Self {
         let block = hybrid.layers[index];
         let scope = scope.segment(parts(block)[0], Some(index)).child(&format!("decoder.layers.{index}"));
-        let is = |wanted| block == wanted;
         let norm = match block {
             HybridBlock::Mamba => "norm",
             HybridBlock::Attention => "input_layernorm",
             HybridBlock::Mlp | HybridBlock::Moe => "pre_mlp_layernorm",
         };
+        // The norm is declared before the block.
+        let norm = Norm::new(config.norm, config.hidden_size, &scope, norm);
         let feed_forward = scope.component(Component::Mlp).child("mlp");
-        let experts = config.moe.as_ref().filter(|_| is(HybridBlock::Moe));
-        Self {
-            norm: Norm::new(config.norm, config.hidden_size, &scope, norm),
-            mixer: is(HybridBlock::Mamba)
-                .then(|| Mamba::new(config, &hybrid.mamba, &scope.component(Component::StateSpace).child("mixer"))),
-            self_attention: is(HybridBlock::Attention).then(|| {
-                SelfAttention::new(config, index, &scope.component(Component::Attention).child("self_attention"))
-            }),
-            mlp: is(HybridBlock::Mlp).then(|| Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
-            moe: experts.map(|moe| Moe::new(config, moe, &feed_forward)),
-            dropout: config.hidden_dropout,
-            residual: config.residual,
-            block,
-            dtype: scope.dtype(),
-        }
+        let mixer = match block {
+            HybridBlock::Mamba => {
+                let scope = scope.component(Component::StateSpace).child("mixer");
+                Mixer::Mamba(Mamba::new(config, &hybrid.mamba, &scope))
+            }
+            HybridBlock::Attention => {
+                let scope = scope.component(Component::Attention).child("self_attention");
+                Mixer::Attention(SelfAttention::new(config, index, &scope))
+            }
+            HybridBlock::Mlp => Mixer::Mlp(Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
+            HybridBlock::Moe => Mixer::Moe(Moe::new(config, config.moe.as_ref().expect("validated"), &feed_forward)),
+        };
+        Self { norm, mixer, dropout: config.hidden_dropout, residual: config.residual, dtype: scope.dtype() }
     }
 
     /// Cost of layer `index` (global): its norm and its block.
@@ -101,39 +105,43 @@ impl HybridLayer {
 
     /// The layer as a segment.
     pub fn parts(&self) -> &'static [SegmentRole] {
-        parts(self.block)
+        parts(self.block())
     }
 
     /// The block.
     pub fn block(&self) -> HybridBlock {
-        self.block
+        match self.mixer {
+            Mixer::Mamba(_) => HybridBlock::Mamba,
+            Mixer::Attention(_) => HybridBlock::Attention,
+            Mixer::Mlp(_) => HybridBlock::Mlp,
+            Mixer::Moe(_) => HybridBlock::Moe,
+        }
     }
 
     /// Generation state of the layer before the first token: an SSM state, a KV cache, or none.
     pub fn new_state(&self) -> LayerState {
-        match (&self.mixer, &self.self_attention) {
-            (Some(_), _) => Box::new(MambaState::default()),
-            (None, Some(attention)) => Box::new(attention.new_state()),
-            (None, None) => Box::new(()),
+        match &self.mixer {
+            Mixer::Mamba(_) => Box::new(MambaState::default()),
+            Mixer::Attention(attention) => Box::new(attention.new_state()),
+            Mixer::Mlp(_) | Mixer::Moe(_) => Box::new(()),
         }
     }
 
-    /// `[b, t, c]` -> the same. `state` is what a state space layer remembers, in generation.
+    /// `[b, t, c]` -> the same. `state` is the SSM state of a Mamba layer, in generation.
     pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput, state: Option<&mut MambaState>) -> Tensor<3> {
         let LayerInput { attention, attention_key, mlp, mlp_key } = input;
         let regions = mlp.regions;
-        let key = match self.block {
-            HybridBlock::Mamba | HybridBlock::Attention => attention_key,
-            HybridBlock::Mlp | HybridBlock::Moe => mlp_key,
+        let key = match self.mixer {
+            Mixer::Mamba(_) | Mixer::Attention(_) => attention_key,
+            Mixer::Mlp(_) | Mixer::Moe(_) => mlp_key,
         };
-        let block = move |x_btc: Recomputable<3>| match (&self.mixer, &self.self_attention, &self.mlp, &self.moe) {
-            (Some(mixer), ..) => mixer.forward(x_btc, attention, state),
-            (_, Some(block), ..) => block.forward(x_btc, attention),
-            (_, _, Some(block), _) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
-            (_, _, _, Some(block)) => BlockOutput::Made(block.forward(x_btc.tensor, &mlp)),
-            (None, None, None, None) => unreachable!("a layer has a block"),
+        let block = move |x_btc: Recomputable<3>| match &self.mixer {
+            Mixer::Mamba(block) => block.forward(x_btc, attention, state),
+            Mixer::Attention(block) => block.forward(x_btc, attention),
+            Mixer::Mlp(block) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
+            Mixer::Moe(block) => BlockOutput::Made(block.forward(x_btc.tensor, &mlp)),
         };
-        let module = module_of_norm(self.block);
+        let module = module_of_norm(self.block());
         let branch = Branch { reads: Reads::Norm(&self.norm, module), block: Box::new(block), after: None, key };
         let residual = Residual {
             regions,

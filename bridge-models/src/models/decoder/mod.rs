@@ -3,9 +3,9 @@
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `layer` | one layer: its norms and its blocks |
-//! | `hybrid_layer` | layers with one block each, Mamba's among them |
-//! | `layers` | a layer of either sort |
+//! | `transformer_layer` | a transformer layer: norms, attention, feed-forward block |
+//! | `hybrid_layer` | a layer of a hybrid model: a norm and one block, such as Mamba's |
+//! | `decoder_layer` | a transformer layer or a hybrid layer |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `listing` | the linear layers of a model |
 //! | `mtp` | layers that predict further tokens |
@@ -16,13 +16,13 @@
 //! are in [`crate::huggingface`].
 
 mod builder;
+mod decoder_layer;
 mod hybrid_layer;
-mod layer;
-mod layers;
 pub(crate) mod listing;
 mod model;
 mod mtp;
 pub mod presets;
+mod transformer_layer;
 
 #[cfg(test)]
 mod tests;

@@ -15,9 +15,9 @@ use bridge_kernels::rotary::Positions;
 use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::layer::LayerInput;
-use super::layers::DecoderLayer;
+use super::decoder_layer::DecoderLayer;
 use super::mtp::{self, MultiToken};
+use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};

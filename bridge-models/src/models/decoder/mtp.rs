@@ -17,7 +17,7 @@ use burn::module::Module;
 use burn::tensor::kind::Numeric;
 use burn::tensor::{FloatDType, Int, Tensor};
 
-use super::layer::{Layer, LayerInput};
+use super::transformer_layer::{LayerInput, TransformerLayer};
 use crate::architecture::config::DecoderConfig;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS};
 use crate::blocks::head::{Targets, cost as head_cost};
@@ -47,7 +47,7 @@ struct PredictionLayer {
     hnorm: Norm,
     /// From both to the residual stream.
     eh_proj: Linear,
-    transformer_layer: Layer,
+    transformer_layer: TransformerLayer,
     final_layernorm: Norm,
     /// True if the stream of the transformer layer is in float32 whatever the parameters' dtype.
     is_wide: bool,
@@ -115,7 +115,7 @@ impl MultiToken {
             backward: work.operands_in_hand(work.tokens_between_blocks(), [2 * c, c]),
             ..SegmentCost::default()
         };
-        let layer = || SegmentCost { input: 0, ..Layer::cost(config, config.num_layers - 1, SegmentRole::Layer, work) };
+        let layer = || SegmentCost { input: 0, ..TransformerLayer::cost(config, config.num_layers - 1, SegmentRole::Layer, work) };
         let one = || {
             let entry = Embedding::cost(config, work).and(norm()).and(norm()).and(projection());
             entry.and(layer()).and(norm()).and(head_cost(config, work))
@@ -195,7 +195,7 @@ impl PredictionLayer {
             hnorm: norm("hnorm"),
             eh_proj: Linear::new(&projection, &scope.component(Component::Mlp), "eh_proj"),
             // Of the sort of the last layer.
-            transformer_layer: Layer::at(config, config.num_layers - 1, [&layer, &layer]),
+            transformer_layer: TransformerLayer::at(config, config.num_layers - 1, [&layer, &layer]),
             final_layernorm: norm("final_layernorm"),
             is_wide: config.fp32_residual,
         }

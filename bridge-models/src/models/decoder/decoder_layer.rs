@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::hybrid_layer::HybridLayer;
-use super::layer::{Layer, LayerInput};
+use super::transformer_layer::{LayerInput, TransformerLayer};
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::hybrid::HybridBlock;
 
@@ -14,7 +14,7 @@ use crate::architecture::hybrid::HybridBlock;
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum DecoderLayer {
-    Transformer(Layer),
+    Transformer(TransformerLayer),
     Hybrid(HybridLayer),
 }
 
@@ -23,7 +23,7 @@ impl DecoderLayer {
     pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
         match &config.hybrid {
             Some(hybrid) => Self::Hybrid(HybridLayer::new(config, hybrid, index, scope)),
-            None => Self::Transformer(Layer::new(config, index, scope)),
+            None => Self::Transformer(TransformerLayer::new(config, index, scope)),
         }
     }
 
@@ -31,7 +31,7 @@ impl DecoderLayer {
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
         match &config.hybrid {
             Some(hybrid) => HybridLayer::cost(config, hybrid, index, work),
-            None => Layer::cost(config, index, part, work),
+            None => TransformerLayer::cost(config, index, part, work),
         }
     }
 

@@ -19,16 +19,12 @@ use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
 
 /// Attention and a feed-forward block, with the norms that [`NormPlacement`] puts around them.
 #[derive(Module, Debug)]
-pub(crate) struct Layer {
+pub(crate) struct TransformerLayer {
     input_layernorm: Option<Norm>,
-    /// Attention; one of the two is present.
-    self_attention: Option<SelfAttention>,
-    latent_attention: Option<LatentAttention>,
+    attention: Attention,
     post_self_attention_layernorm: Option<Norm>,
     pre_mlp_layernorm: Option<Norm>,
-    /// Feed-forward block; one of the two is present.
-    mlp: Option<Mlp>,
-    moe: Option<Moe>,
+    feed_forward: FeedForward,
     post_mlp_layernorm: Option<Norm>,
     dropout: f64,
     #[module(skip)]
@@ -36,6 +32,75 @@ pub(crate) struct Layer {
     /// Dtype of the blocks' inputs and outputs.
     #[module(skip)]
     dtype: FloatDType,
+}
+
+/// Attention of a layer: multi-head (or grouped-query) attention, or multi-head latent attention.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)]
+enum Attention {
+    Mha(SelfAttention),
+    Mla(LatentAttention),
+}
+
+impl Attention {
+    fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        match &config.latent {
+            Some(latent) => Self::Mla(LatentAttention::new(config, latent, index, scope)),
+            None => Self::Mha(SelfAttention::new(config, index, scope)),
+        }
+    }
+
+    fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        match &config.latent {
+            Some(latent) => LatentAttention::cost(config, latent, index, work),
+            None => SelfAttention::cost(config, index, work),
+        }
+    }
+
+    fn new_state(&self) -> KeyValues {
+        match self {
+            Self::Mha(attention) => attention.new_state(),
+            Self::Mla(attention) => attention.new_state(),
+        }
+    }
+
+    fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+        match self {
+            Self::Mha(attention) => attention.forward(x_btc, input),
+            Self::Mla(attention) => attention.forward(x_btc, input),
+        }
+    }
+}
+
+/// Feed-forward block of a layer: an MLP, or a mixture of experts.
+#[derive(Module, Debug)]
+#[allow(clippy::large_enum_variant)]
+enum FeedForward {
+    Dense(Mlp),
+    Moe(Moe),
+}
+
+impl FeedForward {
+    fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        match config.moe_layer(index) {
+            Some(moe) => Self::Moe(Moe::new(config, moe, scope)),
+            None => Self::Dense(Mlp::new(config, config.ffn_hidden_size, scope)),
+        }
+    }
+
+    fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        match config.moe_layer(index) {
+            Some(moe) => Moe::cost(config, moe, work),
+            None => Mlp::cost(config, work),
+        }
+    }
+
+    fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: &MoeInput<'a>) -> BlockOutput<'a> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x_btc, input.regions, input.weight_gradients),
+            Self::Moe(moe) => BlockOutput::Made(moe.forward(x_btc.tensor, input)),
+        }
+    }
 }
 
 /// Input of a block behind a norm.
@@ -62,7 +127,7 @@ fn parts(blocks: BlockOrder, has_experts: bool) -> &'static [SegmentRole] {
     }
 }
 
-impl Layer {
+impl TransformerLayer {
     /// Layer `index` (global). Each of its parts is a segment.
     pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
         let name = format!("decoder.layers.{index}");
@@ -74,7 +139,7 @@ impl Layer {
     /// A layer of the sort of layer `index` (global): attention at the first scope, the
     /// feed-forward block at the last.
     pub fn at(config: &DecoderConfig, index: usize, [first, last]: [&Scope; 2]) -> Self {
-        let (moe, residual) = (config.moe_layer(index), config.residual);
+        let residual = config.residual;
         let norm =
             |exists: bool, scope: &Scope, name| exists.then(|| Norm::new(config.norm, config.hidden_size, scope, name));
         let norms = residual.layer_norms();
@@ -82,15 +147,10 @@ impl Layer {
         let feed_forward = last.component(Component::Mlp).child("mlp");
         Self {
             input_layernorm: norm(norms.before_attention, first, "input_layernorm"),
-            self_attention: config.latent.is_none().then(|| SelfAttention::new(config, index, &attention)),
-            latent_attention: config
-                .latent
-                .as_ref()
-                .map(|latent| LatentAttention::new(config, latent, index, &attention)),
+            attention: Attention::new(config, index, &attention),
             post_self_attention_layernorm: norm(norms.after_attention, first, "post_self_attention_layernorm"),
             pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
-            mlp: moe.is_none().then(|| Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
-            moe: moe.map(|moe| Moe::new(config, moe, &feed_forward)),
+            feed_forward: FeedForward::new(config, index, &feed_forward),
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
             dropout: config.hidden_dropout,
             residual,
@@ -118,15 +178,11 @@ impl Layer {
             if after { block.and(statistics()).and(output) } else { block }
         };
         let attention = || {
-            let block = match &config.latent {
-                Some(latent) => LatentAttention::cost(config, latent, index, work),
-                None => SelfAttention::cost(config, index, work),
-            };
+            let block = Attention::cost(config, index, work);
             with_norms(block, norms.before_attention.then_some(OffloadModule::AttnNorm), norms.after_attention)
         };
         let feed_forward = || {
-            let block =
-                config.moe_layer(index).map_or_else(|| Mlp::cost(config, work), |moe| Moe::cost(config, moe, work));
+            let block = FeedForward::cost(config, index, work);
             with_norms(block, norms.before_mlp.then_some(OffloadModule::MlpNorm), norms.after_mlp)
         };
         let blocks = match part {
@@ -142,24 +198,20 @@ impl Layer {
 
     /// The parts that can run, and be recomputed, by themselves.
     pub fn parts(&self) -> &'static [SegmentRole] {
-        parts(self.residual.blocks, self.moe.is_some())
+        parts(self.residual.blocks, matches!(self.feed_forward, FeedForward::Moe(_)))
     }
 
     /// KV cache of the layer before the first token of a generation.
     pub fn new_state(&self) -> KeyValues {
-        match (&self.self_attention, &self.latent_attention) {
-            (Some(attention), _) => attention.new_state(),
-            (None, Some(attention)) => attention.new_state(),
-            (None, None) => unreachable!("a layer has attention"),
-        }
+        self.attention.new_state()
     }
 
     /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same.
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         let LayerInput { attention, attention_key, mlp, mlp_key } = input;
         let regions = mlp.regions;
-        let attention = self.attention(attention, attention_key);
-        let feed_forward = self.feed_forward(mlp, mlp_key);
+        let attention = self.attention_branch(attention, attention_key);
+        let feed_forward = self.feed_forward_branch(mlp, mlp_key);
         let (after_attention, after_mlp) = (&self.post_self_attention_layernorm, &self.post_mlp_layernorm);
         match part {
             SegmentRole::Attention => self.residual(regions, after_attention).step(x_btc, [attention]),
@@ -171,29 +223,22 @@ impl Layer {
         }
     }
 
-    fn attention<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
+    /// Attention as a branch of the residual stream.
+    fn attention_branch<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
         Branch {
             reads: read(&self.input_layernorm, OffloadModule::AttnNorm).unwrap_or(Reads::Stream),
-            block: Box::new(move |x_btc| match (&self.self_attention, &self.latent_attention) {
-                (Some(attention), _) => attention.forward(x_btc, input),
-                (None, Some(attention)) => attention.forward(x_btc, input),
-                (None, None) => unreachable!("a layer has attention"),
-            }),
+            block: Box::new(move |x_btc| self.attention.forward(x_btc, input)),
             after: self.norm_of_output(&self.post_self_attention_layernorm),
             key,
         }
     }
 
-    fn feed_forward<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
-        let block = move |x_btc: Recomputable<3>| match (&self.mlp, &self.moe) {
-            (Some(mlp), _) => mlp.forward(x_btc, input.regions, input.weight_gradients),
-            (None, Some(moe)) => BlockOutput::Made(moe.forward(x_btc.tensor, &input)),
-            (None, None) => unreachable!("a layer has a feed-forward block"),
-        };
+    /// The feed-forward block as a branch of the residual stream.
+    fn feed_forward_branch<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
         let alone = if self.residual.blocks == BlockOrder::ParallelSharedNorm { Reads::Shared } else { Reads::Stream };
         Branch {
             reads: read(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(alone),
-            block: Box::new(block),
+            block: Box::new(move |x_btc| self.feed_forward.forward(x_btc, &input)),
             after: self.norm_of_output(&self.post_mlp_layernorm),
             key,
         }
