@@ -79,11 +79,11 @@ impl Models {
         match given.as_slice() {
             [] => only(open(&arguments.model, device)?),
             [Given { name: None, folder }] => only(open_with(&arguments.model, folder, device)?),
-            several => Self::of_adapters(&arguments.model, several, device),
+            several => Self::from_adapters(&arguments.model, several, device),
         }
     }
 
-    fn of_adapters(base: &Path, given: &[Given], device: &Device) -> Result<Self, Failure> {
+    fn from_adapters(base: &Path, given: &[Given], device: &Device) -> Result<Self, Failure> {
         let mut named: Vec<(&str, &Path)> = Vec::new();
         for Given { name, folder } in given {
             let refused = |text: String| Err(Failure::input(format!("--adapter {}: {text}", folder.display())));

@@ -152,7 +152,7 @@ fn advice_on_option(error: &clap::Error) -> Option<String> {
 
 /// Says what is wrong with the command line, or prints the help that it asks for.
 fn usage(error: &clap::Error) -> ExitCode {
-    let form = ErrorForm::of_arguments(std::env::args_os());
+    let form = ErrorForm::from_arguments(std::env::args_os());
     let advice = advice_on_option(error).map(|advice| format!("  hint: {advice}\n")).unwrap_or_default();
     if error.use_stderr() && form == ErrorForm::Json {
         Failure::input(format!("{}\n{advice}", error.render()).trim_end()).print(form);

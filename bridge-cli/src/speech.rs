@@ -54,7 +54,7 @@ impl Speech {
 
 impl ErrorForm {
     /// Form of errors for a command line that could not be parsed.
-    pub fn of_arguments(mut arguments: impl Iterator<Item = OsString>) -> Self {
+    pub fn from_arguments(mut arguments: impl Iterator<Item = OsString>) -> Self {
         if arguments.any(|argument| argument == "--json") { Self::Json } else { Self::Text }
     }
 }

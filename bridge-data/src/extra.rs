@@ -93,8 +93,8 @@ impl Extra {
         Self { values, shape, cut: self.cut }
     }
 
-    /// As a micro-batch of one sample.
-    fn of_one_sample(mut self) -> Self {
+    /// The tensor of one sample as a micro-batch of one sample.
+    fn with_batch_dimension(mut self) -> Self {
         self.shape.insert(0, 1);
         self
     }
@@ -124,7 +124,7 @@ impl Extra {
 pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_length: usize) -> Result<(), DataError> {
     let names = |extras: &Extras| extras.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if batch_size == 0 {
-        *extras = sample.into_iter().map(|(name, extra)| (name, extra.of_one_sample())).collect();
+        *extras = sample.into_iter().map(|(name, extra)| (name, extra.with_batch_dimension())).collect();
     } else if extras.keys().eq(sample.keys()) {
         for ((name, all), extra) in extras.iter_mut().zip(sample.into_values()) {
             let (expected, found) = (all.shape[1..].to_vec(), extra.shape.clone());

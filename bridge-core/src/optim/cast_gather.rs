@@ -126,7 +126,7 @@ impl CastGather {
         self.agree(distribution, owned)?;
         let cast = |name: &String| match self.given.get(name) {
             Some(scale) => WeightCast::with_scale(*scale),
-            None => WeightCast::of_largest(self.agreed.as_ref().expect("they just agreed")[name]),
+            None => WeightCast::from_amax(self.agreed.as_ref().expect("they just agreed")[name]),
         };
         let casts: Casts = bucket.entries.iter().map(|entry| cast(&entry.name)).collect();
         let values = |entry: &BucketEntry| owned[&entry.name].clone();

@@ -79,7 +79,7 @@ impl Conversation {
     ///
     /// # Errors
     /// A missing field or another type, as a sentence.
-    pub fn of_json(value: &Value) -> Result<Self, String> {
+    pub fn from_json(value: &Value) -> Result<Self, String> {
         let messages = value.get("messages").ok_or("expected an object with the key \"messages\"")?;
         let messages = messages.as_array().ok_or("messages: expected a list")?;
         if let Some(at) = messages.iter().position(|message| !message["role"].is_string()) {
@@ -151,18 +151,18 @@ impl ChatTemplate {
         for name in FILES.into_iter().chain([TOOL_USE_FILE]) {
             files.extend(read(&folder.join(name))?.map(|text| (name, text)));
         }
-        Self::of_files(folder, |wanted| files.iter().find(|(name, _)| *name == wanted).map(|(_, text)| text.as_str()))
+        Self::from_files(folder, |wanted| files.iter().find(|(name, _)| *name == wanted).map(|(_, text)| text.as_str()))
     }
 
     /// The template among the files of a tokenizer, as in [`ChatTemplate::load`].
     ///
     /// # Errors
     /// If a file cannot be parsed.
-    pub fn of_tokenizer(tokenizer: &dyn Tokenizer) -> Result<Option<Self>, ChatError> {
-        Self::of_files(Path::new(""), |name| tokenizer.companion(name))
+    pub fn from_tokenizer(tokenizer: &dyn Tokenizer) -> Result<Option<Self>, ChatError> {
+        Self::from_files(Path::new(""), |name| tokenizer.companion(name))
     }
 
-    fn of_files<'t>(folder: &Path, text_of: impl Fn(&str) -> Option<&'t str>) -> Result<Option<Self>, ChatError> {
+    fn from_files<'t>(folder: &Path, text_of: impl Fn(&str) -> Option<&'t str>) -> Result<Option<Self>, ChatError> {
         let json = |name: &str| match text_of(name) {
             Some(text) => {
                 serde_json::from_str(text).map_err(|error| malformed(&folder.join(name), format!("not JSON: {error}")))

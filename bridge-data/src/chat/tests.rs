@@ -15,7 +15,7 @@ fn template(source: &str) -> ChatTemplate {
 }
 
 fn conversation(messages: &Value) -> Conversation {
-    Conversation::of_json(&json!({ "messages": messages })).expect("a conversation")
+    Conversation::from_json(&json!({ "messages": messages })).expect("a conversation")
 }
 
 #[test]
@@ -30,7 +30,7 @@ fn ids_and_masks_are_those_of_transformers() {
         for (number, line) in cases.lines().enumerate() {
             let place = format!("{}:{}", folder.display(), number + 1);
             let case: Value = serde_json::from_str(line).expect("JSON");
-            let conversation = Conversation::of_json(&case).expect("a conversation");
+            let conversation = Conversation::from_json(&case).expect("a conversation");
             let encoded = template.encode(&conversation, &tokenizer);
             if let Some(reason) = case["error"].as_str() {
                 let error = encoded.expect_err(&place).to_string();
@@ -106,8 +106,8 @@ fn containers_and_numbers_are_printed_as_python_prints_them() {
 
 #[test]
 fn what_is_refused_says_why() {
-    assert!(Conversation::of_json(&json!({ "text": 1 })).expect_err("no messages").contains("messages"));
-    assert!(Conversation::of_json(&json!({ "messages": [{}] })).expect_err("no role").contains("messages[0]"));
+    assert!(Conversation::from_json(&json!({ "text": 1 })).expect_err("no messages").contains("messages"));
+    assert!(Conversation::from_json(&json!({ "messages": [{}] })).expect_err("no role").contains("messages[0]"));
     let error = ChatTemplate::new(Some("{% for %}".to_owned()), None, Map::new()).expect_err("malformed");
     assert!(error.contains("line 1"), "{error}");
 }

@@ -70,7 +70,7 @@ impl Packs {
         if let Claim::Whole(..) = claimed {
             manifest::check(&output, manifest::Depth::Whole)?;
             let bytes = untrusted_io::read(&path, u64::MAX - 1).map_err(DataError::io("read", &path))?;
-            let packs = Self::of_bytes(&bytes).filter(|packs| packs.covers(lengths.len()));
+            let packs = Self::from_bytes(&bytes).filter(|packs| packs.covers(lengths.len()));
             return packs.ok_or_else(|| DataError::malformed(&path, "is not a list of packed sequences"));
         }
         let packs = Self::first_fit(&lengths, size, algorithm, seed)?;
@@ -154,7 +154,7 @@ impl Packs {
         count.iter().chain(&self.starts).chain(&self.members).flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let words: Vec<u32> =
             bytes.chunks_exact(4).map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect();
         let (count, rest) = words.split_first()?;
@@ -231,7 +231,7 @@ mod tests {
             }
             let found: Vec<Vec<u32>> = (0..packs.len()).map(|at| packs.pack(at).to_vec()).collect();
             assert_eq!(found, plain.into_iter().map(|(_, members)| members).collect::<Vec<_>>());
-            assert_eq!(Packs::of_bytes(&packs.to_bytes()), Some(packs));
+            assert_eq!(Packs::from_bytes(&packs.to_bytes()), Some(packs));
         }
         assert!(Packs::first_fit(&[65], 64, PackingAlgorithm::FirstFitDecreasing, 0).is_err());
     }

@@ -158,6 +158,6 @@ impl DatasetProvider for SftProvider {
 }
 
 fn template_of(tokenizer: &dyn Tokenizer) -> Result<Option<ChatTemplate>, DataError> {
-    ChatTemplate::of_tokenizer(tokenizer)
+    ChatTemplate::from_tokenizer(tokenizer)
         .map_err(|error| DataError::Parameter(format!("the tokenizer's chat template: {error}")))
 }

@@ -28,7 +28,7 @@ fn with_template(template: &str) -> Arc<dyn Tokenizer> {
 
 fn builder(kind: RecordKind, template: &str, change: impl Fn(&mut ExampleOptions)) -> ExampleBuilder {
     let tokenizer = with_template(template);
-    let template = ChatTemplate::of_tokenizer(tokenizer.as_ref()).unwrap();
+    let template = ChatTemplate::from_tokenizer(tokenizer.as_ref()).unwrap();
     let mut options = params(std::path::Path::new(".")).example;
     (options.seq_length, options.kind) = (4096, kind);
     change(&mut options);

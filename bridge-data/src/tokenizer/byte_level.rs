@@ -21,12 +21,12 @@ pub(crate) fn to_chars(text: &str, out: &mut String) {
     out.extend(text.bytes().map(|byte| CHAR_OF_BYTE[byte as usize]));
 }
 
-/// The bytes of a token written in printable characters; `None` if it has others.
-/// Bytes as the characters that stand for them.
-pub(crate) fn of_bytes(bytes: &[u8]) -> String {
+/// Bytes as the printable characters that stand for them.
+pub(crate) fn bytes_to_chars(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| CHAR_OF_BYTE[usize::from(*byte)]).collect()
 }
 
+/// The bytes of a token written in printable characters; `None` if it has other characters.
 pub(crate) fn to_bytes(token: &str) -> Option<Vec<u8>> {
     token.chars().map(|c| CHAR_OF_BYTE.iter().position(|&of| of == c).map(|byte| byte as u8)).collect()
 }

@@ -127,7 +127,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or is no model; a model that puts blanks behind words.
     pub fn sentencepiece(path: &Path) -> Result<Self, TokenizerError> {
-        Self::of_json(path, &sentencepiece::load(path)?)
+        Self::from_json(path, &sentencepiece::load(path)?)
     }
 
     /// True if a folder has files that [`Self::load`] reads.
@@ -172,7 +172,7 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or has no ranks; more names than special ids.
     pub fn tiktoken(path: &Path, params: &TiktokenParams) -> Result<Self, TokenizerError> {
-        Self::of_json(path, &tiktoken::load(path, params)?)
+        Self::from_json(path, &tiktoken::load(path, params)?)
     }
 
     /// Loads BERT's vocabulary, one token a line.
@@ -180,12 +180,12 @@ impl HuggingFaceTokenizer {
     /// # Errors
     /// A file that cannot be read, or lacks one of BERT's tokens.
     pub fn wordpiece(path: &Path, case: Case) -> Result<Self, TokenizerError> {
-        Self::of_json(path, &wordpiece::load(path, case)?)
+        Self::from_json(path, &wordpiece::load(path, case)?)
     }
 
     /// A tokenizer that was made of another program's file `path`, with the names of its special
     /// tokens.
-    fn of_json(path: &Path, (tokenizer, names): &(Value, Value)) -> Result<Self, TokenizerError> {
+    fn from_json(path: &Path, (tokenizer, names): &(Value, Value)) -> Result<Self, TokenizerError> {
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
         let inner = untrusted_io::contained(parse).and_then(|parsed| parsed);
         let inner = inner.map_err(|error| TokenizerError::malformed(path, error))?;

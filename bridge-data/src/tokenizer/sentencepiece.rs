@@ -27,7 +27,7 @@ const BYTE: u64 = 6;
 pub(super) fn load(path: &Path) -> Result<(Value, Value), TokenizerError> {
     let bytes = untrusted_io::read(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed = |problem: String| TokenizerError::malformed(path, format!("not a SentencePiece model: {problem}"));
-    let model = Model::of_bytes(&bytes).ok_or_else(|| malformed("its fields cannot be read".to_owned()))?;
+    let model = Model::from_bytes(&bytes).ok_or_else(|| malformed("its fields cannot be read".to_owned()))?;
     model.convert().map_err(malformed)
 }
 
@@ -114,7 +114,7 @@ struct Model {
 }
 
 impl Model {
-    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut model = Self {
             pieces: Vec::new(),
             algorithm: Algorithm::Unigram,
@@ -129,7 +129,7 @@ impl Model {
         };
         for field in Fields(bytes) {
             match field? {
-                (1, Field::Bytes(piece)) => model.pieces.push(Piece::of_bytes(piece)?),
+                (1, Field::Bytes(piece)) => model.pieces.push(Piece::from_bytes(piece)?),
                 (2, Field::Bytes(trainer)) => model.read_trainer(trainer)?,
                 (3, Field::Bytes(normalizer)) => model.read_normalizer(normalizer)?,
                 // Test samples, a normalizer for training.
@@ -309,7 +309,7 @@ impl Model {
 }
 
 impl Piece {
-    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut piece = Self { text: String::new(), score: 0.0, kind: 1 };
         for field in Fields(bytes) {
             match field? {

@@ -103,7 +103,7 @@ fn ranks_of_lines(text: &str) -> Result<Vec<(Vec<u8>, u64)>, String> {
 fn convert(ranks: &[(Vec<u8>, u64)], names: &[String], params: &TiktokenParams) -> (Value, Value) {
     let special = params.num_special_tokens;
     let name = |id: usize| names.get(id).cloned().unwrap_or_else(|| format!("<SPECIAL_{id}>"));
-    let text = |bytes: &[u8]| byte_level::of_bytes(bytes);
+    let text = |bytes: &[u8]| byte_level::bytes_to_chars(bytes);
     let mut vocab: Map<String, Value> = (0..special).map(|id| (name(id), id.into())).collect();
     vocab.extend(ranks.iter().map(|(bytes, rank)| (text(bytes), (*rank + special as u64).into())));
     let known: HashMap<&[u8], u64> = ranks.iter().map(|(bytes, rank)| (bytes.as_slice(), *rank)).collect();

@@ -280,7 +280,7 @@ impl Operands {
         (t > 1 && k_bsgd.dtype() == dtype && v_bsgd.dtype() == dtype).then_some(())?;
         let (q, k, v) = (Buffer::from_tensor(q_bthd)?, Buffer::from_tensor(k_bsgd)?, Buffer::from_tensor(v_bsgd)?);
         let documents = match &options.document_ids {
-            Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
+            Some(ids_bt) => Some(Buffer::from_integers(ids_bt)?),
             None => None,
         };
         let sinks = match &options.sinks_h {
@@ -340,7 +340,7 @@ pub(super) fn with_backward(
     vjp::attach_some(output, inputs, move |d_out: Tensor<4>| {
         let [q, k, v, out] = kept.map(KeptBuffer::buffer);
         let saved = Saved { problem, q, k, v, out, documents, statistics };
-        let of_operands = gradients(&saved, &Buffer::of_gradient(d_out));
+        let of_operands = gradients(&saved, &Buffer::from_gradient(d_out));
         let of_sinks = sinks_h.map(|(sinks_h, dtype)| saved.sink_gradients(sinks_h).cast(dtype).into_dispatch());
         of_operands.into_iter().map(|x| Some(x.into_dispatch())).chain(of_sinks.map(Some)).collect()
     })

@@ -58,7 +58,7 @@ pub(crate) fn attention(
     let kept = [q, k, v, saved_out].map(Values::kept);
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {
         let [q, k, v, saved_out] = kept.map(KeptValues::values);
-        let d_out = Values::of_gradient(d_out);
+        let d_out = Values::from_gradient(d_out);
         let (q, k, v) = (heads(&q), heads(&k), heads(&v));
         let sinks = sinks.as_ref().map(Values::slice);
         let attention = Attention { documents: documents.as_deref(), sinks, ..problem };

@@ -312,7 +312,7 @@ pub fn causal_conv(
         None => None,
     };
     let documents = match document_ids {
-        Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
+        Some(ids_bt) => Some(Buffer::from_integers(ids_bt)?),
         None => None,
     };
     let (x, weight, [_, tokens, _]) = (Buffer::from_tensor(x_btc)?, Buffer::from_tensor(weight_ck)?, x_btc.dims());
@@ -325,7 +325,7 @@ pub fn causal_conv(
     let x = x.kept();
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<3>| {
         let convolution = Convolution { x: x.buffer(), weight, bias, documents, tokens };
-        let slopes = convolution.slopes(&Buffer::of_gradient(dy));
+        let slopes = convolution.slopes(&Buffer::from_gradient(dy));
         let (d_weight, d_bias) = convolution.parameter_gradients(&slopes);
         let mut gradients = vec![
             convolution.input_gradient(&slopes).gradient(),

@@ -16,7 +16,7 @@ pub(crate) fn causal_conv(
 ) -> Option<Tensor<3>> {
     let (dims, [c, k]) = (x_btc.dims(), weight_ck.dims());
     let (x, weight) = (Values::contiguous_of(x_btc)?, Values::contiguous_of(weight_ck)?);
-    let bias = Values::of_bias(bias_c)?;
+    let bias = Values::from_bias(bias_c)?;
     if x.slice().is_empty() {
         return None;
     }
@@ -31,7 +31,7 @@ pub(crate) fn causal_conv(
     let inputs = inputs(x_btc, weight_ck, bias_c);
     let arity = inputs.len();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let gradients = convolution.backward(Values::of_gradient(dy).slice(), x.slice());
+        let gradients = convolution.backward(Values::from_gradient(dy).slice(), x.slice());
         let mut all =
             vec![gradient(gradients.x, dims), gradient(gradients.weight, [c, k]), gradient(gradients.bias, [c])];
         all.truncate(arity);

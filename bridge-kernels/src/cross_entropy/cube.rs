@@ -258,7 +258,7 @@ pub fn linear_cross_entropy(
         return None;
     }
     let (x, weight) = (Buffer::from_tensor(x_nc)?, Buffer::from_tensor(weight_vc)?);
-    let (targets, mask) = (Buffer::of_integers(targets_n)?, Buffer::of_f32(mask_n)?);
+    let (targets, mask) = (Buffer::from_integers(targets_n)?, Buffer::from_f32(mask_n)?);
     let problem = Problem {
         x_nc: x.tensor(),
         weight_vc: weight.tensor(),
@@ -272,7 +272,7 @@ pub fn linear_cross_entropy(
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
     let shapes = [x_nc.dims(), weight_vc.dims()];
     Some(vjp::attach_some(loss, inputs, move |dy: Tensor<1>| {
-        let upstream = Buffer::of_gradient(dy);
+        let upstream = Buffer::from_gradient(dy);
         let scaled = |gradient: Tensor<2>, shape| scaled(gradient, &upstream, shape, dtype).into_dispatch();
         vec![x.map(|x| scaled(x, shapes[0])), weight.map(|weight| scaled(weight, shapes[1]))]
     }))
@@ -306,7 +306,7 @@ fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
         let count = rows.min(n - start);
         let chunk_nc = x_nc.clone().narrow(0, start, count);
         let logits = Buffer::from_tensor(&linear(chunk_nc.clone(), weight_vc.clone(), None))?;
-        let targets = Buffer::of_integers(&targets_n.clone().narrow(0, start, count))?;
+        let targets = Buffer::from_integers(&targets_n.clone().narrow(0, start, count))?;
         let mask = Buffer::from_tensor(&mask_n.clone().narrow(0, start, count))?;
         losses.push(launch(&logits, v, &targets, &mask, problem).tensor::<1>());
         let grad_logits: Tensor<2> = logits.tensor();

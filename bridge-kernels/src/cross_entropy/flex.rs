@@ -53,7 +53,7 @@ pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &LinearW
         LinearWeight::Quantized(_) => false,
     };
     vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
-        let upstream = Values::of_gradient(dy).slice()[0];
+        let upstream = Values::from_gradient(dy).slice()[0];
         let scaled = |mut values: Vec<f32>, shape| {
             if upstream != 1.0 {
                 scale(&mut values, upstream);

@@ -52,7 +52,7 @@ impl Buffer {
     }
 
     /// As [`Self::from_tensor`], for float32 alone.
-    pub fn of_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
+    pub fn from_f32<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         (x.dtype() == DType::F32).then_some(())?;
         Self::from_tensor(x)
     }
@@ -65,12 +65,12 @@ impl Buffer {
     }
 
     /// Integers of any width; `None` as for [`Self::from_tensor`].
-    pub fn of_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
+    pub fn from_integers<const D: usize>(x: &Tensor<D, Int>) -> Option<Self> {
         Self::side_by_side(x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?)
     }
 
     /// The gradient that a pullback is given.
-    pub fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
+    pub fn from_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
         Self::from_tensor(&gradient).expect("the gradient of a tensor has its device, dtype and shape")
     }
 
@@ -188,6 +188,6 @@ pub(crate) fn attach_one<const D: usize, const E: usize>(
     pullback: impl FnOnce(Buffer) -> Buffer + Send + 'static,
 ) -> Tensor<D> {
     vjp::attach_some(output.tensor(), vec![input.clone().into_dispatch()], move |dy: Tensor<D>| {
-        vec![pullback(Buffer::of_gradient(dy)).gradient()]
+        vec![pullback(Buffer::from_gradient(dy)).gradient()]
     })
 }

@@ -147,7 +147,7 @@ fn batches_of_any_size() {
 #[test]
 fn batch_dimensions_at_one_stride_are_batches() {
     let of = |shape: &[usize], strides: &[usize]| {
-        Matrix::of_strides(shape, strides, Element::F32).map(|m| (m.batches, m.apart, m.leading, m.order))
+        Matrix::from_strides(shape, strides, Element::F32).map(|m| (m.batches, m.apart, m.leading, m.order))
     };
     assert_eq!(of(&[3, 5], &[5, 1]), Some((1, 0, 5, Order::Rows)));
     assert_eq!(of(&[2, 3, 5, 7], &[105, 35, 7, 1]), Some((6, 35, 7, Order::Rows)));
@@ -173,8 +173,8 @@ fn batch_dimensions_at_one_stride_are_batches() {
 /// s, d]` from the second on, transposed.
 #[test]
 fn scores_in_columns() {
-    let q = Matrix::of_shape(&[2, 3, 8, 5], Element::BF16);
-    let k = Matrix::of_strides(&[2, 3, 11, 5], &[3 * 65, 65, 5, 1], Element::BF16).unwrap().transposed();
+    let q = Matrix::from_shape(&[2, 3, 8, 5], Element::BF16);
+    let k = Matrix::from_strides(&[2, 3, 11, 5], &[3 * 65, 65, 5, 1], Element::BF16).unwrap().transposed();
     let told = Product::new(q, k, Element::F32, Compute::Float32).unwrap().in_columns();
     let layout = |rows, columns, leading, element, apart| Layout { rows, columns, leading, element, batches: 6, apart };
     let scores = layout(11, 8, 11, Element::F32, 88);

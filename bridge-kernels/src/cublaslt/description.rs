@@ -133,7 +133,7 @@ impl Matrix {
     ///
     /// # Panics
     /// If it has no elements, or fewer than two dimensions.
-    pub fn of_shape(shape: &[usize], element: Element) -> Self {
+    pub fn from_shape(shape: &[usize], element: Element) -> Self {
         let (batches, sizes) = shape.split_last_chunk::<2>().expect("a matrix has two dimensions");
         Self::contiguous(*sizes, element).batched(batches.iter().product(), sizes[0] * sizes[1])
     }
@@ -143,7 +143,7 @@ impl Matrix {
     ///
     /// # Panics
     /// If there are fewer than two dimensions, or not a stride for each.
-    pub fn of_strides(shape: &[usize], strides: &[usize], element: Element) -> Option<Self> {
+    pub fn from_strides(shape: &[usize], strides: &[usize], element: Element) -> Option<Self> {
         assert_eq!(shape.len(), strides.len(), "a dimension has a stride");
         let (sizes, strides) = (shape.split_last_chunk::<2>(), strides.split_last_chunk::<2>());
         let ((batches, sizes), (apart, strides)) = sizes.zip(strides).expect("a matrix has two dimensions");
@@ -322,7 +322,7 @@ impl Product {
             false => a.element == b.element && (result == a.element || result == Element::F32),
         };
         let computes = compute == Compute::Float32 || a.element == Element::F32;
-        let d = Matrix::of_shape(&[a.batches, a.rows, b.columns], result);
+        let d = Matrix::from_shape(&[a.batches, a.rows, b.columns], result);
         let (c, alpha, beta, epilogue) = (None, 1.0, 0.0, Epilogue::Plain);
         (fits && computes).then_some(Self { a, b, c, d, alpha, beta, epilogue, compute })
     }

@@ -54,13 +54,13 @@ impl Table for HostStandIn {
         // Tensors of 16 bits lose their strides when they are widened.
         let strides =
             if element == Element::F32 { Values(primitive).strided().map(|(_, strides)| strides) } else { None };
-        let matrix = strides.and_then(|strides| Matrix::of_strides(&x.dims(), &strides, element));
+        let matrix = strides.and_then(|strides| Matrix::from_strides(&x.dims(), &strides, element));
         if let Some(matrix) = matrix {
             return Some(Operand { tensor: x, matrix });
         }
         let is_empty = x.dims().contains(&0);
         let copy = || Tensor::from_data(x.to_data(), (&x.device(), x.dtype()));
-        (!is_empty).then(|| Operand { tensor: copy(), matrix: Matrix::of_shape(&x.dims(), element) })
+        (!is_empty).then(|| Operand { tensor: copy(), matrix: Matrix::from_shape(&x.dims(), element) })
     }
 
     fn has<const D: usize>(&self, product: &Product, _operands: &Operands<D>) -> bool {

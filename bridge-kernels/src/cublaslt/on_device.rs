@@ -16,11 +16,11 @@ pub fn operand<const D: usize>(x: Tensor<D>) -> Option<Operand<D>> {
     if tensor.meta.is_tiled() || tensor.qparams.is_some() {
         return None;
     }
-    if let Some(matrix) = Matrix::of_strides(&dims, tensor.meta.strides(), element) {
+    if let Some(matrix) = Matrix::from_strides(&dims, tensor.meta.strides(), element) {
         return has_room(&tensor.handle, &matrix).then_some(Operand { tensor: x, matrix });
     }
     let copy = Buffer::side_by_side(tensor)?;
-    Some(Operand { tensor: copy.tensor(), matrix: Matrix::of_shape(&dims, element) })
+    Some(Operand { tensor: copy.tensor(), matrix: Matrix::from_shape(&dims, element) })
 }
 
 /// True if an allocation has room for the matrices.

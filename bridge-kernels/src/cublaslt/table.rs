@@ -156,7 +156,7 @@ pub fn add_product<T: Table, const D: usize>(
     *into = Some(sums.tensor);
     let whole = sums.matrix;
     assert!(whole.rows >= a.matrix.rows, "{} rows are added to {}", a.matrix.rows, whole.rows);
-    let has_gaps = into.as_ref().is_some_and(|sums| whole != Matrix::of_shape(&sums.dims(), whole.element));
+    let has_gaps = into.as_ref().is_some_and(|sums| whole != Matrix::from_shape(&sums.dims(), whole.element));
     (!has_gaps).then_some(())?;
     let part = Matrix { rows: a.matrix.rows, ..whole };
     let product = Product::new(a.matrix, b.matrix, part.element, Compute::Float32)?.onto(part)?;

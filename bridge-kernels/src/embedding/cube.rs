@@ -93,7 +93,7 @@ fn add_rows<X: Float, I: Int>(
 /// See [`crate::embedding`].
 pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> Option<Tensor<3>> {
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
-    let (table, ids) = (Buffer::from_tensor(weight_vc)?, Buffer::of_integers(ids_bt)?);
+    let (table, ids) = (Buffer::from_tensor(weight_vc)?, Buffer::from_integers(ids_bt)?);
     let columns = u32::try_from(c).ok()?;
     // What kernels can index.
     u32::try_from(b * t * c).ok()?;
@@ -108,7 +108,7 @@ pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> O
 
 /// The gradient of the table.
 fn backward(dy_btc: &Tensor<3>, ids: &Buffer, [v, c]: [usize; 2]) -> Buffer {
-    let dy = Buffer::of_gradient(dy_btc.clone());
+    let dy = Buffer::from_gradient(dy_btc.clone());
     let device = dy_btc.device().without_autodiff();
     let has_before = Tensor::<1>::zeros([ids.len()], (&device, DType::F32));
     let has_before = Buffer::from_tensor(&has_before).expect("there are tokens");

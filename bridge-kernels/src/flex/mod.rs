@@ -30,7 +30,7 @@ impl Values {
     }
 
     /// [`Self::contiguous_of`] a bias, if there is one; `None` if it is somewhere else.
-    pub fn of_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
+    pub fn from_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
         match bias {
             Some(bias) => Self::contiguous_of(bias).map(Some),
             None => Some(None),
@@ -43,7 +43,7 @@ impl Values {
     }
 
     /// The gradient that a pullback is given.
-    pub fn of_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
+    pub fn from_gradient<const D: usize>(gradient: Tensor<D>) -> Self {
         let primitive = gradient.try_into_primitive::<Flex>();
         Self(primitive.expect("the gradient of a Flex tensor is a Flex tensor")).contiguous()
     }
@@ -148,7 +148,7 @@ pub(crate) fn attach_one<const D: usize, const E: usize>(
     input: Tensor<E>,
     pullback: impl FnOnce(Values) -> Option<DispatchTensor> + Send + 'static,
 ) -> Tensor<D> {
-    vjp::attach_some(output, vec![input.into_dispatch()], move |dy| vec![pullback(Values::of_gradient(dy))])
+    vjp::attach_some(output, vec![input.into_dispatch()], move |dy| vec![pullback(Values::from_gradient(dy))])
 }
 /// Address of the first element of a float32 tensor on Flex; `None` for other tensors.
 pub fn address_on_cpu<const D: usize>(x: &Tensor<D>) -> Option<usize> {

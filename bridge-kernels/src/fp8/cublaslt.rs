@@ -69,7 +69,7 @@ impl<T: Table> Decided<'_, T> {
 fn one_scale(pass: &DevicePass, x: &Buffer, operand: Operand) -> Option<OneScale> {
     let Share::Tensor(given) = pass.share(operand) else { return None };
     let given = match &given {
-        Some(given) => Some(Buffer::of_f32(given)?),
+        Some(given) => Some(Buffer::from_f32(given)?),
         None => None,
     };
     let noted = pass.0.maxima.is_some();
@@ -136,7 +136,7 @@ impl<T: Table, const D: usize> Backward<T, D> {
     /// Gradients of input, weight and, if there is one, bias.
     fn gradients(self, dy: Tensor<D>) -> Vec<Option<DispatchTensor>> {
         let Self { table, pass, sizes: [rows, inputs, outputs], dims, x, weight, bias } = self;
-        let dy = Buffer::of_gradient(dy.reshape([rows, outputs]));
+        let dy = Buffer::from_gradient(dy.reshape([rows, outputs]));
         let dtype = dy.0.dtype;
         let of_dy = OnceCell::new();
         let of_dy =

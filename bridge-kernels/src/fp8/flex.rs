@@ -100,7 +100,7 @@ pub(super) fn fp8_linear<const D: usize>(
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
     let pass = HostPass::from_pass(pass)?;
     let (kept_x, kept_weight) = kept;
-    let bias = Values::of_bias(bias_o)?;
+    let bias = Values::from_bias(bias_o)?;
     let ([outputs, width], dims, mut shape) = (weight_oi.dims(), x.dims(), x.dims());
     shape[D - 1] = outputs;
     let (x_shape, weight_shape) = ([dims[..D - 1].iter().product(), width], [outputs, width]);
@@ -118,7 +118,7 @@ pub(super) fn fp8_linear<const D: usize>(
     let weight = x.is_tracked().then_some(kept_weight);
     let bias_tracked = bias_o.map(Tensor::is_tracked);
     Some(vjp::attach_some(tensor(y, shape), inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let (weight, kept) = (weight.map(|weight| (weight, weight_shape)), kept.map(|kept| (kept, x_shape)));
         let (dx, dw) = pass.gradients(dy.slice(), outputs, weight, kept);
         let mut gradients = vec![dx.and_then(|dx| gradient(dx, dims)), dw.and_then(|dw| gradient(dw, weight_shape))];

@@ -87,7 +87,7 @@ fn ends_of(places: &CodePlaces, like: &Tensor<1>) -> Buffer {
     let ends: Vec<i64> = ends.map(|end| end as i64).collect();
     let data = TensorData::new(ends.iter().map(|end| *end as u32).collect::<Vec<_>>(), [ends.len()]);
     let tensor = Tensor::<1, burn::tensor::Int>::from_data(data, (&like.device(), DType::U32));
-    Buffer::of_integers(&tensor).expect("a part has an end")
+    Buffer::from_integers(&tensor).expect("a part has an end")
 }
 
 fn floats(values: Vec<f32>, like: &Tensor<1>) -> Buffer {
@@ -111,7 +111,7 @@ pub(super) fn encode(places: &CodePlaces, values: &Tensor<1>, casts: &[WeightCas
 
 /// See [`CodePlaces::decode`].
 pub(super) fn decode(places: &CodePlaces, codes: &Tensor<1>, casts: &[WeightCast], dtype: DType) -> Option<Tensor<1>> {
-    let mut words = Buffer::of_f32(codes)?;
+    let mut words = Buffer::from_f32(codes)?;
     words.0.dtype = DType::U32;
     let ends = ends_of(places, codes);
     let numbers = casts.iter().flat_map(|cast| cast.values()).chain([0.0; NUMBERS]);

@@ -43,7 +43,7 @@ impl WeightCast {
     }
 
     /// With the scale of a weight of this largest magnitude ([`Self::largest_magnitude`]).
-    pub fn of_largest(largest: f32) -> Self {
+    pub fn from_amax(largest: f32) -> Self {
         let scale = FORMAT.scale(largest);
         // A scale that is bounded leaves the largest codes unused.
         let is_full = largest > 0.0 && largest.is_finite() && FORMAT.code(largest * scale) == FORMAT.code(f32::MAX);
@@ -158,7 +158,7 @@ mod tests {
             for (seed, size) in [(2, 0.02), (3, 1.3), (4, 7.7e-4)] {
                 let exact = tensor(&weight(seed, size), dtype);
                 let values = floats(exact.clone());
-                let current = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+                let current = WeightCast::from_amax(WeightCast::largest_magnitude(&values));
                 // The second one clips some weights.
                 for (scaling, cast) in
                     [(Fp8Scaling::Current, current), (Fp8Scaling::Delayed, WeightCast::with_scale(131.7 / size))]
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn parts_are_cast_as_the_whole_is() {
         let values = weight(5, 0.3);
-        let cast = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+        let cast = WeightCast::from_amax(WeightCast::largest_magnitude(&values));
         let (a, b) = values.split_at(1001);
         assert_eq!([cast.encode(a), cast.encode(b)].concat(), cast.encode(&values));
         let decoded = cast.decode(&cast.encode(&values));
@@ -191,15 +191,15 @@ mod tests {
     fn what_is_not_finite_stays_so() {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             let values = [0.5, value, -0.25];
-            let cast = WeightCast::of_largest(WeightCast::largest_magnitude(&values));
+            let cast = WeightCast::from_amax(WeightCast::largest_magnitude(&values));
             let decoded = cast.decode(&cast.encode(&values));
             assert!(decoded[1].is_nan() && (decoded[0], decoded[2]) == (0.5, -0.25), "{decoded:?}");
         }
-        let cast = WeightCast::of_largest(0.0);
+        let cast = WeightCast::from_amax(0.0);
         assert_eq!(cast.decode(&cast.encode(&[0.0; 3])), [0.0; 3]);
         // A scale that is bounded.
         let tiny = [1e-38, -3e-39];
-        let cast = WeightCast::of_largest(1e-38);
+        let cast = WeightCast::from_amax(1e-38);
         assert_eq!(cast.encode(&cast.decode(&cast.encode(&tiny))), cast.encode(&tiny));
     }
 }

@@ -205,7 +205,7 @@ pub fn gated_rms_norm(
     let [x, z] = [x, z].map(Buffer::kept);
     Some(vjp::attach_some(y.tensor(), inputs, move |dy: Tensor<3>| {
         let gated = Gated { x: x.buffer(), z: z.buffer(), weight, reciprocals };
-        let dy = Buffer::of_gradient(dy);
+        let dy = Buffer::from_gradient(dy);
         let [dx, dz] = gated.input_gradients(&dy);
         vec![dx.gradient(), dz.gradient(), Some(gated.weight_gradient(&dy).into_dispatch())]
     }))

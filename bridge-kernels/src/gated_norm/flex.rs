@@ -26,7 +26,7 @@ pub(crate) fn gated_rms_norm(
     let y = tensor(gated.forward(), dims);
     let inputs = vec![x_btc.clone().into_dispatch(), z_btc.clone().into_dispatch(), weight_c.clone().into_dispatch()];
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let gated = Gated { x: x.slice(), z: z.slice(), weight: weight.slice(), size, epsilon };
         let gradients = gated.backward(dy.slice());
         vec![gradient(gradients.x, dims), gradient(gradients.z, dims), gradient(gradients.weight, [c])]

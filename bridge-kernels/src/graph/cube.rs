@@ -141,7 +141,7 @@ fn floats<const D: usize>(x: &Tensor<D>) -> Buffer {
 }
 
 fn ints<const D: usize>(x: &Tensor<D, Int>) -> Buffer {
-    Buffer::of_integers(x).expect("a tensor on a device that records")
+    Buffer::from_integers(x).expect("a tensor on a device that records")
 }
 
 /// # Panics

@@ -128,7 +128,7 @@ pub fn grouped_linear(x_mi: &Tensor<2>, counts: &[usize], layer: &GroupedLinear)
     // Without gradients of weights only the device and the dtype of the input matter.
     let kept = needs_x.then(|| x_buffer.kept());
     Some(vjp::attach_some(y.tensor(), all, move |dy: Tensor<2>| {
-        let like = Buffer::of_gradient(dy.clone());
+        let like = Buffer::from_gradient(dy.clone());
         let x = kept.map(|x| x.buffer().tensor::<2>());
         let dx =
             || held.joined(&like, inputs, &[], |expert| held.rows(&dy, expert).matmul(held.weights_oi[expert].clone()));

@@ -22,7 +22,7 @@ pub(crate) fn grouped_linear(x: &Tensor<2>, counts: &[usize], layer: &GroupedLin
     let mut all = vec![x.clone().into_dispatch()];
     all.extend(layer.inputs());
     Some(vjp::attach_some(y, all, move |dy: Tensor<2>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let dx = held.grad_input(dy.slice(), &counts).and_then(|dx| gradient(dx, [m, inputs]));
         let mut gradients = vec![dx];
         gradients.extend(held.gradients(dy.slice(), &counts, || x_values.as_ref().map_or(&[], Values::slice)));
@@ -42,7 +42,7 @@ pub(crate) fn grouped_mlp(x: &Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> 
     all.extend(mlp.first.inputs());
     all.extend(mlp.second.inputs());
     Some(vjp::attach_some(y, all, move |dy: Tensor<2>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let of_second = {
             let hidden = second.wants_weights().then(|| unit_output(&before, first.outputs, unit));
             second.gradients(dy.slice(), &counts, || hidden.as_deref().unwrap_or(&[]))

@@ -19,7 +19,7 @@ pub(crate) fn linear<const D: usize>(
     let product = Product::new(x, weight_oi, bias_o)?;
     let y = tensor(product.forward(None), product.shape());
     let (inputs, backward) = product.into_backward();
-    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Values::of_gradient(dy))))
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Values::from_gradient(dy))))
 }
 
 /// See [`crate::linear::linear_residual`].
@@ -34,7 +34,7 @@ pub(crate) fn linear_residual<const D: usize>(
     let (mut inputs, backward) = product.into_backward();
     inputs.push(residual.clone().into_dispatch());
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let mut gradients = backward.gradients(&dy);
         gradients.push(Some(Flex::lift(dy.0)));
         gradients
@@ -54,7 +54,7 @@ pub(crate) fn linear_activation<const D: usize>(
     let y = tensor(activation::forward(&before, kind), shape);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
-        let mut gradient = Values::of_gradient(dy).into_vec();
+        let mut gradient = Values::from_gradient(dy).into_vec();
         activation::backward(&mut gradient, &before, kind);
         drop(before);
         backward.gradients(&Values::from_vec(gradient, shape))
@@ -75,7 +75,7 @@ pub(crate) fn linear_glu(
     let y = tensor(activation::glu(&before, width, unit), [b, t, width]);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let gradient = activation::glu_backward(Values::of_gradient(dy).slice(), &before, width, unit);
+        let gradient = activation::glu_backward(Values::from_gradient(dy).slice(), &before, width, unit);
         drop(before);
         backward.gradients(&Values::from_vec(gradient, shape))
     }))
@@ -147,9 +147,9 @@ where
         Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
             let result = is_weight_tracked.then(|| Values::from_vec(forward(before.slice()), dims));
             let mut gradients =
-                ProductBackward { x: result.map(Values::kept), ..held }.gradients(&Values::of_gradient(dy));
+                ProductBackward { x: result.map(Values::kept), ..held }.gradients(&Values::from_gradient(dy));
             let of_result =
-                gradients[0].take().map(|dz| Values::of_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
+                gradients[0].take().map(|dz| Values::from_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
             gradients[0] = of_result.and_then(|dz| gradient(backward(dz, before.slice()), x_dims));
             gradients
         }))
@@ -168,7 +168,7 @@ impl<'a, const D: usize> Product<'a, D> {
         Some(Self {
             x: (x, Values::contiguous_of(x)?),
             weight: (weight_oi, Values::from_tensor(weight_oi)?.without_flips()),
-            bias: (bias_o, Values::of_bias(bias_o)?),
+            bias: (bias_o, Values::from_bias(bias_o)?),
         })
     }
 

@@ -28,7 +28,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
 ) -> Option<Tensor<D>> {
     let held = Held::new(&sum.branches)?;
     let (x_values, weight) = (Values::contiguous_of(x)?, HeldWeight::new(linear_weight)?);
-    let (bias, factors) = (Values::of_bias(bias_o)?, Values::of_bias(sum.factors_o.as_ref())?);
+    let (bias, factors) = (Values::from_bias(bias_o)?, Values::from_bias(sum.factors_o.as_ref())?);
     let added = match residual {
         Some(residual) => Some(Values::contiguous_of(residual)?),
         None => None,
@@ -80,7 +80,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
         scaled,
         has_residual: residual.is_some(),
     };
-    Some(vjp::attach_some(y, all, move |dy: Tensor<D>| backward.gradients(Values::of_gradient(dy))))
+    Some(vjp::attach_some(y, all, move |dy: Tensor<D>| backward.gradients(Values::from_gradient(dy))))
 }
 
 /// See [`crate::low_rank_row_squares`].

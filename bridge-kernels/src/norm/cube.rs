@@ -274,7 +274,7 @@ fn norm<const D: usize>(
 ) -> Option<Tensor<D>> {
     let (y, normed) = forward_of(x, weight_c, bias_c, epsilon, centred)?;
     Some(vjp::attach_some(y.tensor(), inputs(x, weight_c, bias_c), move |dy: Tensor<D>| {
-        normed.gradients(&Buffer::of_gradient(dy), None)
+        normed.gradients(&Buffer::from_gradient(dy), None)
     }))
 }
 
@@ -292,7 +292,7 @@ fn residual_norm<const D: usize>(
         let mut next = || gradients.next().flatten();
         match (next(), next()) {
             (Some(dy), upstream) => {
-                let buffer = |gradient| Buffer::of_gradient(Tensor::<D>::from_dispatch(gradient));
+                let buffer = |gradient| Buffer::from_gradient(Tensor::<D>::from_dispatch(gradient));
                 normed.gradients(&buffer(dy), upstream.map(buffer).as_ref())
             }
             (None, upstream) => {

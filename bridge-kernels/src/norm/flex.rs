@@ -59,7 +59,7 @@ impl<const D: usize> Operands<D> {
             dims: x.dims(),
             x: Values::contiguous_of(x)?,
             weight: Values::contiguous_of(weight_c)?,
-            bias: Values::of_bias(bias_c)?,
+            bias: Values::from_bias(bias_c)?,
             inputs: inputs(x, weight_c, bias_c),
         })
     }
@@ -133,7 +133,7 @@ impl<const D: usize> Operation<D> {
     /// The output, with its backward.
     fn attach(self) -> Tensor<D> {
         let (y, inputs, gradients) = self.parts();
-        vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Values::of_gradient(dy), None))
+        vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Values::from_gradient(dy), None))
     }
 
     /// Output and the stream `x`, whose gradient is added to the norm's in the same pass.
@@ -146,7 +146,7 @@ impl<const D: usize> Operation<D> {
         let (y, inputs, gradients) = self.parts();
         let outputs = vec![y.into_dispatch(), x.clone().without_autodiff().into_dispatch()];
         let outputs = vjp::attach_all(outputs, inputs, move |of_outputs| {
-            let values = |gradient| Values::of_gradient(Tensor::<D>::from_dispatch(gradient));
+            let values = |gradient| Values::from_gradient(Tensor::<D>::from_dispatch(gradient));
             let [dy, stream] = <[_; 2]>::try_from(of_outputs).expect("one for each output").map(|g| g.map(values));
             let dy = dy.unwrap_or_else(|| Values::from_vec(vec![0.0; dims.iter().product()], dims));
             gradients(dy, stream)

@@ -158,13 +158,13 @@ struct Heads {
 
 impl Heads {
     /// A gradient as it lies in memory, or a copy.
-    fn of_gradient(gradient: Tensor<4>) -> Self {
+    fn from_gradient(gradient: Tensor<4>) -> Self {
         // By heads, as products make them.
         let by_head = gradient.clone().permute([0, 2, 1, 3]);
         let [b, t, heads, d] = gradient.dims();
         match Buffer::as_it_is(&by_head) {
             Some(buffer) => Self { buffer, strides: [heads * t * d, d, t * d] },
-            None => Self::by_token(Buffer::of_gradient(gradient), [b, t, heads, d]),
+            None => Self::by_token(Buffer::from_gradient(gradient), [b, t, heads, d]),
         }
     }
 
@@ -280,7 +280,7 @@ pub fn unpack(
         let of_heads = [queries, groups, groups].map(|heads| {
             let gradient = gradients.next().flatten().map(Tensor::from_dispatch);
             let shape = [b, t, heads, packed.head_size];
-            Heads::of_gradient(gradient.unwrap_or_else(|| Tensor::zeros(shape, (&device, dtype))))
+            Heads::from_gradient(gradient.unwrap_or_else(|| Tensor::zeros(shape, (&device, dtype))))
         });
         vec![packing.put_together(of_heads).gradient()]
     });

@@ -59,7 +59,7 @@ pub(crate) fn packed_attention(
     let kept = [qkv, saved_out].map(Values::kept);
     Some(attach_some(out, inputs.into_iter().flatten().collect(), move |d_out: Tensor<4>| {
         let [qkv, saved_out] = kept.map(KeptValues::values);
-        let d_out = Values::of_gradient(d_out);
+        let d_out = Values::from_gradient(d_out);
         let sinks = sinks.as_ref().map(Values::slice);
         let attention = Attention { documents: documents.as_deref(), sinks, ..problem };
         let [q, k, v] = places.heads(&qkv);

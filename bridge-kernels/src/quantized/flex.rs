@@ -61,7 +61,7 @@ pub(crate) fn linear_quantized<const D: usize>(
     bias_o: Option<&Tensor<1>>,
     residual: Option<&Tensor<D>>,
 ) -> Option<Tensor<D>> {
-    let (x_values, bias) = (Values::contiguous_of(x)?, Values::of_bias(bias_o)?);
+    let (x_values, bias) = (Values::contiguous_of(x)?, Values::from_bias(bias_o)?);
     let added = match residual {
         Some(residual) => Some(Values::contiguous_of(residual)?),
         None => None,
@@ -78,7 +78,7 @@ pub(crate) fn linear_quantized<const D: usize>(
     let (weight, bias_tracked) = (x.is_tracked().then(|| Arc::clone(weight)), bias_o.map(Tensor::is_tracked));
     let has_residual = residual.is_some();
     Some(vjp::attach_some(tensor(y, shape), inputs, move |dy: Tensor<D>| {
-        let dy = Values::of_gradient(dy);
+        let dy = Values::from_gradient(dy);
         let of_input = |weight: Arc<QuantizedMatrix>| {
             gradient(kernel::grad_input(Matrix::new(dy.slice(), rows, outputs), &weight), dims)
         };

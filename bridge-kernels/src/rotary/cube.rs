@@ -138,14 +138,14 @@ impl Angles {
     /// Rotation of rows of `t` tokens. `None` if there are no tokens, or too many to index.
     pub fn from_table(table: &RotaryTable, positions: &Positions, t: usize, device: &Device) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
-        let cos = Buffer::of_f32(&cos.clone().to_device(device))?;
+        let cos = Buffer::from_f32(&cos.clone().to_device(device))?;
         let positions = match positions {
             Positions::From(offset) => counting(&cos, *offset, t)?,
-            Positions::Explicit(ids_bt) => Buffer::of_integers(ids_bt)?,
+            Positions::Explicit(ids_bt) => Buffer::from_integers(ids_bt)?,
         };
         Some(Self {
             cos,
-            sin: Buffer::of_f32(&sin.clone().to_device(device))?,
+            sin: Buffer::from_f32(&sin.clone().to_device(device))?,
             positions,
             pairs: table.rotary_size() / 2,
             pairing: table.pairing(),

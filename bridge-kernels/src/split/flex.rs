@@ -31,7 +31,7 @@ pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize
             let mut start = 0;
             for (size, part) in sizes.into_iter().zip(gradients) {
                 let zeros = || Values::from_vec(vec![0.0; rows * size], with_columns(dims, size));
-                let part = part.map_or_else(zeros, |part| Values::of_gradient(Tensor::<D>::from_dispatch(part)));
+                let part = part.map_or_else(zeros, |part| Values::from_gradient(Tensor::<D>::from_dispatch(part)));
                 copy(&mut *whole, columns, start, part.slice(), size, 0, size);
                 start += size;
             }

@@ -158,7 +158,7 @@ impl Scan {
         let vectors = vectors.map(|vector| widen(vector.clone().without_autodiff()));
         let vectors = Buffer::from_tensor(&Tensor::cat(vectors.to_vec(), 0))?;
         let documents = match &inputs.document_ids {
-            Some(ids_bt) => Some(Buffer::of_integers(ids_bt)?),
+            Some(ids_bt) => Some(Buffer::from_integers(ids_bt)?),
             None => None,
         };
         let shape = Shape { b, t, h, p, g, n, chunk: chunk_size.min(t), time_steps };
@@ -270,7 +270,7 @@ pub fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Tensor<3>>
     Some(vjp::attach_some(y.tensor(), tracked, move |dy: Tensor<3>| {
         let scan = Scan { xbc: xbc.buffer(), dt: dt.buffer(), vectors, steps: steps.buffer(), shape };
         let states = states.buffer();
-        let gradients = scan.backward(&states, &Buffer::of_gradient(dy)).expect("the forward had tiles of these sizes");
+        let gradients = scan.backward(&states, &Buffer::from_gradient(dy)).expect("the forward had tiles of these sizes");
         let h = scan.shape.h;
         let vector = |i: usize| {
             let row: Tensor<1> = gradients.vectors.clone().narrow(0, i, 1).reshape([h]);
@@ -289,7 +289,7 @@ pub fn ssd_scan_from(
 ) -> Option<(Tensor<3>, Tensor<4>)> {
     let scan = Scan::new(inputs, options)?;
     let initial = match state_bhnp {
-        Some(state) => Some(Buffer::of_f32(state)?),
+        Some(state) => Some(Buffer::from_f32(state)?),
         None => None,
     };
     let [y, _, last] = scan.forward(initial.as_ref())?;

@@ -63,7 +63,7 @@ pub(crate) fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Ten
     ];
     let states = scanned.states;
     Some(vjp::attach_some(y, tracked, move |dy: Tensor<3>| {
-        let gradients = operands.scan.backward(&operands.slices(), &states, Values::of_gradient(dy).slice());
+        let gradients = operands.scan.backward(&operands.slices(), &states, Values::from_gradient(dy).slice());
         vec![
             gradient(gradients.xbc, xbc),
             gradient(gradients.dt, dt),

@@ -232,7 +232,7 @@ fn codes_of_several_weights_are_those_of_the_host() {
     let mut parts: Vec<Vec<f32>> = (0..3).map(|seed| values(seed, length)).collect();
     parts[1][6..12].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::MIN, f32::MAX, -1e-42, -0.0]);
     let casts = [
-        WeightCast::of_largest(WeightCast::largest_magnitude(
+        WeightCast::from_amax(WeightCast::largest_magnitude(
             &[&parts[0][..5], &parts[1][..6], &parts[2][..5]].concat(),
         )),
         WeightCast::with_scale(131.7),

@@ -34,7 +34,7 @@ impl HybridBlock {
     /// Every block with its letter.
     const LETTERS: [(char, Self); 4] = [('M', Self::Mamba), ('*', Self::Attention), ('-', Self::Mlp), ('E', Self::Moe)];
 
-    fn of_letter(letter: char) -> Option<Self> {
+    fn from_letter(letter: char) -> Option<Self> {
         Self::LETTERS.into_iter().find(|(known, _)| *known == letter).map(|(_, block)| block)
     }
 
@@ -132,7 +132,7 @@ fn pattern(section: &TransformerConfig) -> Result<Option<Vec<HybridBlock>>, Mode
         return Ok(None);
     };
     let block = |letter: char| {
-        HybridBlock::of_letter(letter).ok_or_else(|| {
+        HybridBlock::from_letter(letter).ok_or_else(|| {
             let message =
                 format!("expected M (Mamba), * (attention), - (MLP) or E (experts) for each layer, found {letter:?}");
             invalid(PATTERN, message)

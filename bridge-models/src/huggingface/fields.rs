@@ -33,7 +33,7 @@ impl<'a> Fields<'a> {
     }
 
     /// A table that is reported with `prefix`.
-    pub fn of_table(prefix: &'a str, values: &'a Map<String, Value>) -> Self {
+    pub fn from_table(prefix: &'a str, values: &'a Map<String, Value>) -> Self {
         Self { prefix, values, asked: None }
     }
 
@@ -69,7 +69,7 @@ impl<'a> Fields<'a> {
 
     /// The table under `key`, whose keys are reported with `prefix`.
     pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
-        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::of_table(prefix, values)))
+        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::from_table(prefix, values)))
     }
 
     /// [`Self::table`], but `None` where it is empty: transformers takes tables whose truth value

@@ -52,7 +52,7 @@ pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeFor
     let rope = read_table(fields, table.as_ref(), max_positions, form)?;
     // A table beside the old one is read if it says the same.
     let beside = fields.peek("rope_parameters").and_then(Value::as_object).filter(|_| old.is_some());
-    let beside = beside.map(|table| read_table(fields, Some(&Fields::of_table("", table)), max_positions, form));
+    let beside = beside.map(|table| read_table(fields, Some(&Fields::from_table("", table)), max_positions, form));
     if beside.is_some_and(|beside| beside.is_ok_and(|beside| beside == rope)) {
         fields.ask("rope_parameters");
     }

@@ -40,7 +40,7 @@ pub fn run(render: &Render) -> Result<u8, Failure> {
         let (number, value) = record.map_err(Failure::input)?;
         let at_line = |problem: &dyn std::fmt::Display| failed(&format!("line {number}: {problem}"));
         let value = value.map_err(|problem| at_line(&problem))?;
-        let conversation = Conversation::of_json(&value).map_err(|problem| at_line(&problem))?;
+        let conversation = Conversation::from_json(&value).map_err(|problem| at_line(&problem))?;
         let encoded = template.encode(&conversation, &tokenizer);
         line(&match (encoded, render.json) {
             (Ok(EncodedChat { ids, assistant_mask: Ok(mask) }), true) => {

@@ -152,7 +152,7 @@ impl Evaluation<'_> {
         let delimiter = if begins_with_space { "" } else { arguments.target_delimiter.as_deref().unwrap_or(usual) };
         if let Some(template) = self.model.chat_template.as_ref().filter(|_| arguments.chat) {
             let conversation = json!({ "messages": [{ "role": "user", "content": context }] });
-            let conversation = Conversation::of_json(&conversation).map_err(Failure::input)?;
+            let conversation = Conversation::from_json(&conversation).map_err(Failure::input)?;
             let prompt = template.render(&conversation, Ending::GenerationPrompt).map_err(Failure::input)?;
             // The template writes the white space before an answer.
             let (context, mut both) = (encode(&prompt)?, encode(&format!("{prompt}{delimiter}{answer}"))?);

@@ -176,7 +176,7 @@ pub(in crate::train) fn own_teacher(config: &RunConfig) -> Option<String> {
 
 fn template_of(tokenizer: &dyn Tokenizer) -> Option<String> {
     // One that does not parse is an error where it is used.
-    ChatTemplate::of_tokenizer(tokenizer).ok().flatten().map(|template| template.written().to_owned())
+    ChatTemplate::from_tokenizer(tokenizer).ok().flatten().map(|template| template.written().to_owned())
 }
 
 fn digest(text: &str) -> String {

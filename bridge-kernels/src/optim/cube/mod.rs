@@ -20,5 +20,5 @@ pub fn reads(gradient: &Tensor<1>) -> bool {
 }
 
 fn is_plain_f32(x: &Tensor<1>) -> bool {
-    !x.is_autodiff() && Buffer::of_f32(x).is_some()
+    !x.is_autodiff() && Buffer::from_f32(x).is_some()
 }

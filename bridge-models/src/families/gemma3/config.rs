@@ -51,7 +51,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     let scaling = fields.filled_table("rope_scaling", "rope_scaling.")?;
     merged.extend(scaling.iter().flat_map(Fields::entries));
     let place = if scaling.is_some() { "rope_scaling." } else { "rope_parameters.full_attention." };
-    let merged = Fields::of_table(place, &merged);
+    let merged = Fields::from_table(place, &merged);
     let mut rope = rope::read_table(fields, Some(&merged), config.max_position_embeddings, FORM)?;
     if let Some(RopeScaling::Yarn(yarn)) = &mut rope.scaling {
         // transformers looks for it beside the tables of the types of layers, where no file has it.

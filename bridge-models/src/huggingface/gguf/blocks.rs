@@ -43,7 +43,7 @@ const TYPES: [(BlockType, u32, &str, usize, usize); 14] = [
 
 impl BlockType {
     /// The type with this number in files.
-    pub fn of_number(number: u32) -> Option<Self> {
+    pub fn from_number(number: u32) -> Option<Self> {
         TYPES.iter().find(|row| row.1 == number).map(|row| row.0)
     }
 

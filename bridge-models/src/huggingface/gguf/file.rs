@@ -287,7 +287,7 @@ impl<'a> Cursor<'a> {
         let mut shape: Vec<usize> = sizes.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
         shape.reverse();
         let number = self.u32()?;
-        let kind = BlockType::of_number(number).ok_or_else(|| {
+        let kind = BlockType::from_number(number).ok_or_else(|| {
             self.wrong(&name, &format!("one of {}", BlockType::names()), &format!("type number {number}"))
         })?;
         Ok(TensorHeader { name, shape, kind, offset: self.u64()? })

@@ -149,7 +149,7 @@ fn damaged_files_are_errors() {
 #[test]
 fn types_are_numbered_once() {
     for number in 0..64 {
-        if let Some(kind) = BlockType::of_number(number) {
+        if let Some(kind) = BlockType::from_number(number) {
             assert_eq!(kind.number(), number);
         }
     }
