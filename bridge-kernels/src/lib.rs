@@ -61,7 +61,7 @@ pub use bridge_memory as memory;
 pub use activation::{
     Activation, FeedForwardUnit, GatedUnit, activation, activation_recomputable, glu, glu_recomputable,
 };
-pub use attention::{AttentionOptions, LargestScore, ScoreWatch, attention};
+pub use attention::{AttentionOptions, MaxLogit, MaxLogitProbe, attention};
 pub use causal_conv::causal_conv;
 pub use cross_entropy::{CrossEntropyOptions, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting};
 pub use dropout::{DropoutKey, dropout};

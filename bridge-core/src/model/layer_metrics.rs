@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_kernels::LargestScore;
+use bridge_kernels::MaxLogit;
 
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
@@ -36,7 +36,7 @@ pub struct LayerMetrics {
     /// The step that the micro-batch is of, and its number there.
     step: Option<(Arc<StepValues>, usize)>,
     /// Largest attention score by layer, if it is recorded.
-    scores: Option<Mutex<BTreeMap<usize, Arc<LargestScore>>>>,
+    scores: Option<Mutex<BTreeMap<usize, Arc<MaxLogit>>>>,
 }
 
 /// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of
@@ -58,7 +58,7 @@ impl LayerMetrics {
 
     /// Record of the attention scores of layer `layer` (global); `None` if they are not recorded.
     /// They are reported as [`ATTENTION_LOGIT`].
-    pub fn attention_scores_of(&self, layer: usize) -> Option<Arc<LargestScore>> {
+    pub fn attention_scores_of(&self, layer: usize) -> Option<Arc<MaxLogit>> {
         let mut scores = self.scores.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
         Some(Arc::clone(scores.entry(layer).or_default()))
     }
@@ -125,7 +125,7 @@ mod tests {
         assert!(LayerMetrics::default().attention_scores_of(0).is_none());
         let metrics = LayerMetrics::default().with_attention_scores();
         for (layer, score) in [(4, -2.0), (1, 0.5), (4, -1.5), (4, -3.0)] {
-            metrics.attention_scores_of(layer).unwrap().note(score);
+            metrics.attention_scores_of(layer).unwrap().record(score);
         }
         metrics.attention_scores_of(2).unwrap();
         let found: Vec<_> = metrics.take().into_iter().collect();

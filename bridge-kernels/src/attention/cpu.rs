@@ -10,7 +10,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::heads::Heads;
-use super::largest::ScoreWatch;
+use super::max_logit::MaxLogitProbe;
 use crate::cpu::buffer::{Shared, filled};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, max, tanh, vectorised};
@@ -43,7 +43,7 @@ pub struct Attention<'a> {
     pub width: usize,
     /// Factor on the scores.
     pub scale: f32,
-    /// Keys seen to the left.
+    /// Keys to the left that are visible to a query.
     pub window: Option<usize>,
     /// Soft cap on the scores.
     pub softcap: Option<f32>,
@@ -53,8 +53,8 @@ pub struct Attention<'a> {
     pub documents: Option<&'a [i64]>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<&'a [f32]>,
-    /// Destination of the largest score in the forward pass.
-    pub watch: Option<&'a ScoreWatch>,
+    /// Destination of the max logit of the forward pass.
+    pub probe: Option<&'a MaxLogitProbe>,
 }
 
 /// Output of the forward.
@@ -77,12 +77,12 @@ impl Attention<'_> {
         block(self.t, self.s)
     }
 
-    /// Keys that any query of a block sees.
+    /// Keys that are visible to any query of a block.
     pub(super) fn keys(&self, queries: &Range<usize>) -> Range<usize> {
         self.visible(queries.start).start..self.visible(queries.end - 1).end
     }
 
-    /// Keys that one query sees, documents aside.
+    /// Keys that are visible to one query, documents aside.
     pub(super) fn visible(&self, query: usize) -> Range<usize> {
         let position = self.s - self.t + query;
         let first = self.window.map_or(0, |window| position.saturating_sub(window));
@@ -101,7 +101,7 @@ impl Attention<'_> {
 
     /// Puts `-inf` where a key belongs to another document.
     #[inline(always)]
-    pub(super) fn hide_documents(&self, scores: &mut [f32], batch: usize, query: usize, first_key: usize) {
+    pub(super) fn mask_other_documents(&self, scores: &mut [f32], batch: usize, query: usize, first_key: usize) {
         if let Some(documents) = self.documents {
             let documents = &documents[batch * self.t..][..self.t];
             let own = documents[query];
@@ -161,27 +161,27 @@ fn softmax_block(
     if attention.dropout.is_some() {
         factors.resize(keys.len(), 0.0);
     }
-    let first_watched = attention.watch.map_or(usize::MAX, |watch| watch.first_query);
-    let mut largest = None;
+    let first_recorded = attention.probe.map_or(usize::MAX, |probe| probe.first_query);
+    let mut block_max = None;
     for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
         let visible = attention.visible(query);
-        let (row, hidden_right) = row.split_at_mut(visible.end - keys.start);
-        let (hidden_left, row) = row.split_at_mut(visible.start - keys.start);
-        hidden_left.fill(0.0);
-        hidden_right.fill(0.0);
+        let (row, masked_right) = row.split_at_mut(visible.end - keys.start);
+        let (masked_left, row) = row.split_at_mut(visible.start - keys.start);
+        masked_left.fill(0.0);
+        masked_right.fill(0.0);
         if let Some(cap) = attention.softcap {
             row.iter_mut().for_each(|s| *s = cap * tanh(*s / cap));
         }
-        attention.hide_documents(row, batch, query, visible.start);
+        attention.mask_other_documents(row, batch, query, visible.start);
         let sink = attention.sink(head);
-        let top_score = max(row);
-        if query >= first_watched {
-            largest = Some(largest.map_or(top_score, |largest: f32| largest.max(top_score)));
+        let max_logit = max(row);
+        if query >= first_recorded {
+            block_max = Some(block_max.map_or(max_logit, |earlier: f32| earlier.max(max_logit)));
         }
-        let top = top_score.max(sink);
-        let sum = exp_in_place(row, top) + (sink - top).exp();
-        *log_sum_exp = (f64::from(top) + f64::from(sum).ln()) as f32;
-        let inverse = 1.0 / sum;
+        let row_max = max_logit.max(sink);
+        let row_sum = exp_in_place(row, row_max) + (sink - row_max).exp();
+        *log_sum_exp = (f64::from(row_max) + f64::from(row_sum).ln()) as f32;
+        let inverse = 1.0 / row_sum;
         match attention.dropout {
             None => row.iter_mut().for_each(|p| *p *= inverse),
             Some(mask) => {
@@ -191,7 +191,7 @@ fn softmax_block(
             }
         }
     }
-    if let (Some(watch), Some(score)) = (attention.watch, largest) {
-        watch.largest.note(score);
+    if let (Some(probe), Some(score)) = (attention.probe, block_max) {
+        probe.max_logit.record(score);
     }
 }

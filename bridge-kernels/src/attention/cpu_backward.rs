@@ -92,8 +92,8 @@ pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
     let of_head = |head: usize| {
         let of_query = |batch: usize, query: usize| {
             let log_sum_exp = saved.log_sum_exp[(batch * h + head) * t + query];
-            let mean = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
-            f64::from((attention.sink(head) - log_sum_exp).exp()) * f64::from(mean)
+            let delta = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
+            f64::from((attention.sink(head) - log_sum_exp).exp()) * f64::from(delta)
         };
         let sum: f64 =
             (0..b).flat_map(|batch| (0..t).map(move |query| (batch, query))).map(|(b, q)| of_query(b, q)).sum();
@@ -155,8 +155,8 @@ fn block(
     gemm(MatrixMut::new(p, rows, columns), Output::Set, scale, q, k.t(), Threads::One);
     gemm(MatrixMut::new(dp, rows, columns), Output::Set, 1.0, d_out, v.t(), Threads::One);
     vectorised!({
-        let place = Place { batch, head, queries: &queries, keys: &keys };
-        score_gradients(p, dp, &mut scratch.factors, saved, attention, place);
+        let position = BlockPosition { batch, head, queries: &queries, keys: &keys };
+        score_gradients(p, dp, &mut scratch.factors, saved, attention, position);
     });
     let (p, dp) = (Matrix::new(p, rows, columns), Matrix::new(dp, rows, columns));
     let dk = &mut scratch.k[keys.start * d..keys.end * d];
@@ -167,7 +167,7 @@ fn block(
 }
 
 /// Position of a block.
-struct Place<'a> {
+struct BlockPosition<'a> {
     batch: usize,
     head: usize,
     queries: &'a Range<usize>,
@@ -183,9 +183,9 @@ fn score_gradients(
     factors: &mut [f32],
     saved: Saved<'_>,
     attention: Attention<'_>,
-    place: Place<'_>,
+    position: BlockPosition<'_>,
 ) {
-    let Place { batch, head, queries, keys } = place;
+    let BlockPosition { batch, head, queries, keys } = position;
     let rows = p.chunks_exact_mut(keys.len()).zip(dp.chunks_exact_mut(keys.len()));
     for (query, (p, dp)) in queries.clone().zip(rows) {
         let visible = attention.visible(query);
@@ -200,16 +200,16 @@ fn score_gradients(
             mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
         }
         let log_sum_exp = saved.log_sum_exp[(batch * attention.h + head) * attention.t + query];
-        // The sum over keys of probability times gradient is the same as that over the head's
-        // elements.
+        // FlashAttention-2's `D`: the sum over keys of probability times gradient equals the sum over
+        // the head's elements of output times gradient.
         let width = attention.width;
-        let mean = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
+        let delta = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
         match attention.softcap {
             None => {
-                attention.hide_documents(p, batch, query, visible.start);
+                attention.mask_other_documents(p, batch, query, visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
                     let probability = exp_or_zero(*p - log_sum_exp);
-                    *dp = probability * (*dp * *factor - mean);
+                    *dp = probability * (*dp * *factor - delta);
                     *p = probability * *factor;
                 }
             }
@@ -219,9 +219,9 @@ fn score_gradients(
                 // there.
                 for ((s, dp), factor) in p.iter().zip(dp.iter_mut()).zip(factors.iter()) {
                     let ratio = *s / cap;
-                    *dp = (*dp * factor - mean) * (1.0 - ratio * ratio);
+                    *dp = (*dp * factor - delta) * (1.0 - ratio * ratio);
                 }
-                attention.hide_documents(p, batch, query, visible.start);
+                attention.mask_other_documents(p, batch, query, visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
                     let probability = exp_or_zero(*p - log_sum_exp);
                     *dp *= probability;

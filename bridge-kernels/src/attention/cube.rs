@@ -9,7 +9,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::cube_scores::{Form, HIDDEN, Sizes, SizesLaunch, block_of_queries, keys_at, queries_at, score, sees};
+use super::cube_scores::{Form, MASKED, Sizes, SizesLaunch, block_of_queries, keys_at, queries_at, score, is_visible};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::kept::KeptBuffer;
@@ -21,30 +21,30 @@ use crate::dropout::cube::{Mask, factor, mask};
 use crate::precision::widen;
 use crate::vjp;
 
-/// The softmax of a unit's rows so far: `r` numbers each.
+/// Running softmax of a unit's rows (FlashAttention, arXiv:2205.14135): `r` numbers each.
 #[derive(CubeType)]
-struct Softmax {
-    /// Maximum that is subtracted from the scores before the exponential.
-    top: Array<f32>,
-    /// Sum of the exponentials.
-    sum: Array<f32>,
-    /// The largest scores.
-    largest: Array<f32>,
+struct OnlineSoftmax {
+    /// Running maximum of scores and sink, which is subtracted before the exponential.
+    row_max: Array<f32>,
+    /// Running sum of the exponentials.
+    row_sum: Array<f32>,
+    /// Running maximum of the scores alone.
+    max_logit: Array<f32>,
 }
 
-/// Before any key: of nothing, or of the head's sink.
+/// State before the first key: empty, or the head's sink alone.
 #[cube]
-fn begin(sinks: ComptimeOption<&[f32]>, head: usize, #[comptime] r: usize) -> Softmax {
-    let mut softmax = Softmax { top: zeros(r), sum: zeros(r), largest: zeros(r) };
+fn init_online_softmax(sinks: ComptimeOption<&[f32]>, head: usize, #[comptime] r: usize) -> OnlineSoftmax {
+    let mut softmax = OnlineSoftmax { row_max: zeros(r), row_sum: zeros(r), max_logit: zeros(r) };
     #[unroll]
     for i in 0..r {
-        softmax.top[i] = HIDDEN;
-        softmax.largest[i] = HIDDEN;
+        softmax.row_max[i] = MASKED;
+        softmax.max_logit[i] = MASKED;
         #[comptime]
         match sinks {
             ComptimeOption::Some(sinks) => {
-                softmax.top[i] = sinks[head];
-                softmax.sum[i] = 1.0f32;
+                softmax.row_max[i] = sinks[head];
+                softmax.row_sum[i] = 1.0f32;
             }
             ComptimeOption::None => {}
         }
@@ -52,10 +52,11 @@ fn begin(sinks: ComptimeOption<&[f32]>, head: usize, #[comptime] r: usize) -> So
     softmax
 }
 
-/// Makes scores exponentials, and corrects `sums` of rows of values for them.
+/// Adds a block of keys: turns scores into exponentials, and rescales `sums` of rows of values to
+/// the new maximum.
 #[cube]
-fn take(
-    softmax: &mut Softmax,
+fn online_softmax_step(
+    softmax: &mut OnlineSoftmax,
     scores: &mut Array<f32>,
     sums: &mut Array<f32>,
     stage: &mut Shared<[f32]>,
@@ -65,7 +66,7 @@ fn take(
     let mut maxima = zeros(r);
     #[unroll]
     for i in 0..r {
-        maxima[i] = HIDDEN;
+        maxima[i] = MASKED;
         #[unroll]
         for j in 0..r {
             maxima[i] = max(maxima[i], scores[i * r + j]);
@@ -73,22 +74,22 @@ fn take(
     }
     row_maxima(&mut maxima, stage, r);
     let mut added = zeros(r);
-    let mut shrunk = zeros(r);
+    let mut rescale = zeros(r);
     #[unroll]
     for i in 0..r {
-        if comptime!(form.watched) {
-            softmax.largest[i] = max(softmax.largest[i], maxima[i]);
+        if comptime!(form.probed) {
+            softmax.max_logit[i] = max(softmax.max_logit[i], maxima[i]);
         }
-        let top = max(softmax.top[i], maxima[i]);
-        shrunk[i] = (softmax.top[i] - top).exp();
-        softmax.top[i] = top;
+        let new_max = max(softmax.row_max[i], maxima[i]);
+        rescale[i] = (softmax.row_max[i] - new_max).exp();
+        softmax.row_max[i] = new_max;
         #[unroll]
         for j in 0..r {
             let score = scores[i * r + j];
             let mut exponential = 0.0f32;
-            // What is no number is seen, and passed on.
-            if score != HIDDEN {
-                exponential = (score - top).exp();
+            // NaN differs from `MASKED`, so that it is passed on.
+            if score != MASKED {
+                exponential = (score - new_max).exp();
             }
             scores[i * r + j] = exponential;
             added[i] += exponential;
@@ -97,16 +98,16 @@ fn take(
     row_sums(&mut added, stage, r);
     #[unroll]
     for i in 0..r {
-        softmax.sum[i] = softmax.sum[i] * shrunk[i] + added[i];
+        softmax.row_sum[i] = softmax.row_sum[i] * rescale[i] + added[i];
         #[unroll]
         for j in 0..columns {
-            sums[i * columns + j] *= shrunk[i];
+            sums[i * columns + j] *= rescale[i];
         }
     }
 }
 
-/// Output, and for each query the log-sum-exp of its scores and, where it is watched, the largest,
-/// `[2, b, h, t]`; a cube a block of queries of a head.
+/// Output and statistics: for each query the log-sum-exp of its scores and, if it is recorded, their
+/// maximum, `[2, b, h, t]`. One cube computes a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int>(
     q: &[X],
@@ -132,7 +133,7 @@ fn forward<X: Float, P: Int>(
     let mut stage = Shared::<[f32]>::new_slice(comptime!(stage_len(form.r)));
     let mut tile = Shared::<[f32]>::new_slice(comptime!(tile_len(form.r)));
     let own = queries_at(at.batch, at.first, at.head, d, &sizes);
-    let mut softmax = begin(sinks, at.head, r);
+    let mut softmax = init_online_softmax(sinks, at.head, r);
     let mut sums = zeros(comptime!(form.r * form.value_columns));
     let mut key = at.begin;
     while key < at.end {
@@ -143,14 +144,14 @@ fn forward<X: Float, P: Int>(
         for i in 0..r {
             #[unroll]
             for j in 0..r {
-                let mut value = f32::new(HIDDEN);
-                if sees::<P>(documents, at.batch, at.first + y + i * SIDE, key + x + j * SIDE, &sizes) {
+                let mut value = f32::new(MASKED);
+                if is_visible::<P>(documents, at.batch, at.first + y + i * SIDE, key + x + j * SIDE, &sizes) {
                     value = score(scores[i * r + j], &sizes, form.capped);
                 }
                 scores[i * r + j] = value;
             }
         }
-        take(&mut softmax, &mut scores, &mut sums, &mut stage, form);
+        online_softmax_step(&mut softmax, &mut scores, &mut sums, &mut stage, form);
         if comptime!(form.dropped) {
             #[unroll]
             for i in 0..r {
@@ -172,16 +173,16 @@ fn forward<X: Float, P: Int>(
         let row = y + i * SIDE;
         if row < target.count {
             if x == 0 {
-                statistics[at.line + row] = softmax.top[i] + softmax.sum[i].ln();
-                if comptime!(form.watched) {
-                    statistics[statistics.len() / 2 + at.line + row] = softmax.largest[i];
+                statistics[at.line + row] = softmax.row_max[i] + softmax.row_sum[i].ln();
+                if comptime!(form.probed) {
+                    statistics[statistics.len() / 2 + at.line + row] = softmax.max_logit[i];
                 }
             }
             #[unroll]
             for j in 0..columns {
                 let column = x + j * SIDE;
                 if column < width {
-                    let value = sums[i * columns + j] / softmax.sum[i];
+                    let value = sums[i * columns + j] / softmax.row_sum[i];
                     out[target.start + row * target.stride + column] = X::cast_from(value);
                 }
             }
@@ -202,7 +203,7 @@ pub(super) struct Problem {
     pub window: Option<usize>,
     scale: f64,
     pub softcap: Option<f64>,
-    is_watched: bool,
+    has_probe: bool,
     pub dropout: Option<(f64, DropoutKey)>,
 }
 
@@ -218,8 +219,8 @@ impl Problem {
     pub fn form(&self, x: &Buffer, rows: usize, columns: impl Fn(usize, usize) -> usize) -> Option<Form> {
         let [of_key, of_value] = [self.d, self.width].map(columns_of_unit);
         let r = x.tile_rows(rows, columns(of_key, of_value))?;
-        let (capped, watched, dropped) = (self.softcap.is_some(), self.is_watched, self.dropout.is_some());
-        Some(Form { r, columns: of_key, value_columns: of_value, capped, watched, dropped })
+        let (capped, probed, dropped) = (self.softcap.is_some(), self.has_probe, self.dropout.is_some());
+        Some(Form { r, columns: of_key, value_columns: of_value, capped, probed, dropped })
     }
 }
 
@@ -231,7 +232,7 @@ pub(super) struct Saved {
     pub v: Buffer,
     pub out: Buffer,
     pub documents: Option<Buffer>,
-    /// `[2, b, h, t]`: see [`forward`].
+    /// Log-sum-exps, and max logits in the forward or deltas in the backward, `[2, b, h, t]`.
     pub statistics: Buffer,
 }
 
@@ -290,7 +291,7 @@ impl Operands {
         let AttentionOptions { window, scale, softcap, .. } = *options;
         let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0);
         let problem =
-            Problem { b, t, s, h, g, d, width, window, scale, softcap, is_watched: options.watch.is_some(), dropout };
+            Problem { b, t, s, h, g, d, width, window, scale, softcap, has_probe: options.probe.is_some(), dropout };
         let statistics = q.uninitialised([2, b, h, t], DType::F32);
         let saved = Saved { problem, out: q.clone(), q, k, v, documents, statistics };
         Some(Self { saved, sinks })
@@ -316,7 +317,7 @@ pub fn attention(
 }
 
 /// The output as an operation on queries, keys, values and sinks, with the gradients of the first
-/// three. Notes the largest score, if it is watched.
+/// three. Records the max logit, if there is a probe.
 pub(super) fn with_backward(
     saved: Saved,
     sinks: Option<Buffer>,
@@ -324,10 +325,10 @@ pub(super) fn with_backward(
     options: &AttentionOptions,
     gradients: impl FnOnce(&Saved, &Buffer) -> [Tensor<4>; 3] + Send + 'static,
 ) -> Tensor<4> {
-    if let Some(watch) = &options.watch {
-        let largest: Tensor<4> = saved.statistics.clone().tensor();
-        let queries = saved.problem.t - watch.first_query;
-        watch.largest.note_largest(largest.narrow(0, 1, 1).narrow(3, watch.first_query, queries));
+    if let Some(probe) = &options.probe {
+        let statistics: Tensor<4> = saved.statistics.clone().tensor();
+        let queries = saved.problem.t - probe.first_query;
+        probe.max_logit.record_max(statistics.narrow(0, 1, 1).narrow(3, probe.first_query, queries));
     }
     let mut inputs =
         vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];

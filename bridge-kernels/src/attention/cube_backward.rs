@@ -7,16 +7,17 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, seeing, to_gradients};
+use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, visible_queries, score_gradients};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 use crate::cube::tile::{Rows, SIDE, add_combinations, add_products, share, stage_len, tile_len, zeros};
 use crate::dropout::cube::{Mask, mask};
 
-/// The product of each query's output and its gradient, into the second plane of `statistics`; a
-/// cube each. It is also the mean of the gradients of the query's probabilities.
+/// Delta of each query: the sum of the products of its output and the gradient of its output, into
+/// the second plane of `statistics`. It equals the mean of the gradients of the query's
+/// probabilities. One cube computes one query.
 #[cube(launch)]
-fn means<X: Float>(
+fn compute_deltas<X: Float>(
     out: &[X],
     d_out: &[X],
     statistics: &mut [f32],
@@ -80,7 +81,7 @@ fn query_gradients<X: Float, P: Int>(
         let values = keys_at(at.batch, key, at.group, width, &sizes);
         add_products::<X, X>(&mut scores, q, &own, k, &others, d, &mut stage, r);
         add_products::<X, X>(&mut gradients, d_out, &own_gradients, v, &values, width, &mut stage, r);
-        to_gradients::<P>(
+        score_gradients::<P>(
             &mut scores,
             &mut gradients,
             documents,
@@ -133,7 +134,7 @@ fn key_gradients<X: Float, P: Int>(
     let own_values = keys_at(batch, first, group, width, &sizes);
     let mut key_sums = zeros(comptime!(form.r * form.columns));
     let mut value_sums = zeros(comptime!(form.r * form.value_columns));
-    let span = seeing(first, rows, &sizes);
+    let span = visible_queries(first, rows, &sizes);
     for head in group * (heads / groups)..(group + 1) * (heads / groups) {
         let line = (batch * heads + head) * sizes.queries as usize;
         let mut query = span.begin;
@@ -144,7 +145,7 @@ fn key_gradients<X: Float, P: Int>(
             let of_out = queries_at(batch, query, head, width, &sizes);
             add_products::<X, X>(&mut scores, k, &own, q, &others, d, &mut stage, r);
             add_products::<X, X>(&mut gradients, v, &own_values, d_out, &of_out, width, &mut stage, r);
-            to_gradients::<P>(
+            score_gradients::<P>(
                 &mut scores,
                 &mut gradients,
                 documents,
@@ -198,11 +199,10 @@ fn write<X: Float>(
 }
 
 impl Saved {
-    /// Gradients of queries, keys and values from that of the output; the means of gradients are
-    /// filled in.
+    /// Gradients of queries, keys and values from that of the output. Fills in the deltas.
     pub(super) fn gradients(&self, d_out: &Buffer) -> Option<[Tensor<4>; 3]> {
         let Problem { b, t, s, h, g, d, width, .. } = self.problem;
-        self.means(d_out);
+        self.fill_in_deltas(d_out);
         let q = &self.q;
         let dq = q.uninitialised_like();
         let form = self.problem.form(q, t, |of_key, _| of_key)?;
@@ -247,11 +247,11 @@ impl Saved {
         Some([dq.tensor(), dk, dv])
     }
 
-    /// Fills in the means of gradients of probabilities, in place of the largest scores.
-    pub(super) fn means(&self, d_out: &Buffer) {
+    /// Fills in the deltas, in place of the max logits.
+    pub(super) fn fill_in_deltas(&self, d_out: &Buffer) {
         let Problem { b, t, h, width, .. } = self.problem;
         let (count, dim, units) = self.q.cube_per_row(b * h * t, width);
-        means::launch(
+        compute_deltas::launch(
             &self.q.0.client,
             count,
             dim,
@@ -265,13 +265,13 @@ impl Saved {
         );
     }
 
-    /// Gradients of the sinks `[h]`, once the means are there. A sink's probability goes to no
+    /// Gradients of the sinks `[h]`, once the deltas are filled in. A sink's probability goes to no
     /// value, so that it only takes from the others.
     pub(super) fn sink_gradients(&self, sinks_h: Tensor<1>) -> Tensor<1> {
         let Problem { b, t, h, .. } = self.problem;
         let statistics: Tensor<4> = self.statistics.clone().tensor();
-        let [log_sum_exp, means] = [0, 1].map(|i| statistics.clone().narrow(0, i, 1).reshape([b, h, t]));
+        let [log_sum_exp, deltas] = [0, 1].map(|i| statistics.clone().narrow(0, i, 1).reshape([b, h, t]));
         let probabilities = (sinks_h.reshape([1, h, 1]) - log_sum_exp).exp();
-        (probabilities * means).sum_dim(2).sum_dim(0).reshape([h]).neg()
+        (probabilities * deltas).sum_dim(2).sum_dim(0).reshape([h]).neg()
     }
 }

@@ -1,5 +1,5 @@
 //! Attention on GPUs by matrix products, which run on matrix units: scores of a part of the
-//! queries, of some sequences, exist at once, with the keys that any of these queries sees. Between
+//! queries, of some sequences, exist at once, with the keys that are visible to any of them. Between
 //! the products are one kernel forward and one backward, which reads scores formed again and the
 //! log-sum-exp of each query.
 //!
@@ -14,7 +14,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{HIDDEN, Sizes, differentiated, score, sees};
+use super::cube_scores::{MASKED, Sizes, score_gradient, score, is_visible};
 use super::options::AttentionOptions;
 use super::parts::{BYTES, Part, SCORE_BYTES, parts};
 use super::products::{Products, Sums};
@@ -26,10 +26,10 @@ use crate::cublaslt::cuda::CublasLt;
 use crate::dropout::cube::{Mask, factor, mask};
 
 impl Part {
-    fn launch(&self) -> PlaceLaunch {
+    fn launch(&self) -> PartPositionLaunch {
         let Self { batch, query, queries, key, keys, .. } = *self;
         let [batch, query, queries, key, keys] = [batch, query, queries, key, keys].map(|x| x as u32);
-        PlaceLaunch::new(batch, query, queries, key, keys)
+        PartPositionLaunch::new(batch, query, queries, key, keys)
     }
 
     /// Queries of this part, `[batches, g, heads of a group * queries, columns]`, from `x [b, g,
@@ -56,7 +56,7 @@ impl Part {
 
 /// Position of a part.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-struct Place {
+struct PartPosition {
     batch: u32,
     query: u32,
     queries: u32,
@@ -84,66 +84,66 @@ struct Row {
 }
 
 #[cube]
-fn row_at(row: usize, place: &Place, sizes: &Sizes) -> Row {
-    let (queries, heads) = (place.queries as usize, sizes.heads as usize);
+fn row_at(row: usize, position: &PartPosition, sizes: &Sizes) -> Row {
+    let (queries, heads) = (position.queries as usize, sizes.heads as usize);
     let (own, rest) = (row % queries, row / queries);
-    let (head, batch) = (rest % heads, place.batch as usize + rest / heads);
-    Row { batch, head, query: place.query as usize + own, line: (batch * heads + head) * sizes.queries as usize }
+    let (head, batch) = (rest % heads, position.batch as usize + rest / heads);
+    Row { batch, head, query: position.query as usize + own, line: (batch * heads + head) * sizes.queries as usize }
 }
 
 /// From products of queries and keys the probabilities after dropout; `statistics`, `[2, b, h, t]`,
-/// get the log-sum-exp and the largest score of each query. A cube a row, which is read twice.
+/// get the log-sum-exp and the max logit of each query. One cube computes a row, and reads it twice.
 #[cube(launch)]
-fn soften<S: Float, X: Float, P: Int>(
+fn softmax_rows<S: Float, X: Float, P: Int>(
     scores: &[S],
     sinks: ComptimeOption<&[f32]>,
     documents: ComptimeOption<&[P]>,
     probabilities: &mut [X],
     statistics: &mut [f32],
-    place: Place,
+    position: PartPosition,
     sizes: Sizes,
     mask: Mask,
     #[comptime] form: RowForm,
     #[define(S, X, P)] _storage: [ElemType; 3],
 ) {
     let units = comptime!(form.units);
-    let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, place.keys as usize);
+    let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, position.keys as usize);
     if row >= scores.len() / keys {
         terminate!();
     }
-    let at = row_at(row, &place, &sizes);
+    let at = row_at(row, &position, &sizes);
     let start = row * keys;
     // Of this unit's columns.
-    let mut own_top = f32::new(HIDDEN);
+    let mut own_max = f32::new(MASKED);
     let mut own_sum = 0.0f32;
     for column in range_stepped(unit, keys, units) {
-        if sees::<P>(documents, at.batch, at.query, place.key as usize + column, &sizes) {
+        if is_visible::<P>(documents, at.batch, at.query, position.key as usize + column, &sizes) {
             let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
-            // What is no number is not larger, and passed on.
-            if value > own_top {
-                own_sum *= (own_top - value).exp();
-                own_top = value;
+            // NaN is not larger, and is passed on.
+            if value > own_max {
+                own_sum *= (own_max - value).exp();
+                own_max = value;
             }
-            own_sum += (value - own_top).exp();
+            own_sum += (value - own_max).exp();
         }
     }
-    let largest = cube_max::<f32>(own_top, units);
-    let mut top = largest;
+    let max_logit = cube_max::<f32>(own_max, units);
+    let mut row_max = max_logit;
     let mut of_sink = 0.0f32;
     #[comptime]
     match sinks {
         ComptimeOption::Some(sinks) => {
-            top = max(top, sinks[at.head]);
-            of_sink = (sinks[at.head] - top).exp();
+            row_max = max(row_max, sinks[at.head]);
+            of_sink = (sinks[at.head] - row_max).exp();
         }
         ComptimeOption::None => {}
     }
-    let sum = cube_sum(own_sum * (own_top - top).exp(), units) + of_sink;
+    let row_sum = cube_sum(own_sum * (own_max - row_max).exp(), units) + of_sink;
     for column in range_stepped(unit, keys, units) {
-        let key = place.key as usize + column;
+        let key = position.key as usize + column;
         let mut probability = 0.0f32;
-        if sees::<P>(documents, at.batch, at.query, key, &sizes) {
-            probability = (score(f32::cast_from(scores[start + column]), &sizes, form.capped) - top).exp() / sum;
+        if is_visible::<P>(documents, at.batch, at.query, key, &sizes) {
+            probability = (score(f32::cast_from(scores[start + column]), &sizes, form.capped) - row_max).exp() / row_sum;
             if comptime!(form.dropped) {
                 probability *= factor(&mask, (at.line + at.query) as u32, key as u32, sizes.keys);
             }
@@ -151,60 +151,60 @@ fn soften<S: Float, X: Float, P: Int>(
         probabilities[start + column] = X::cast_from(probability);
     }
     if unit == 0 {
-        statistics[at.line + at.query] = top + sum.ln();
-        statistics[statistics.len() / 2 + at.line + at.query] = largest;
+        statistics[at.line + at.query] = row_max + row_sum.ln();
+        statistics[statistics.len() / 2 + at.line + at.query] = max_logit;
     }
 }
 
 /// From products of queries and keys the probabilities after dropout, and from `gradients` of these
-/// those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps, and get the means of
-/// gradients of probabilities: of those that are here, as they are stored, so that what all keys of
-/// a query have in common goes. A cube a row.
+/// those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps, and get the deltas. A delta
+/// is the mean of the gradients of probabilities as they are stored, so that a term that all keys of
+/// a query share cancels exactly. One cube computes a row.
 #[cube(launch)]
-fn differentiate<S: Float, X: Float, P: Int>(
+fn score_gradients<S: Float, X: Float, P: Int>(
     scores: &[S],
     gradients: &[S],
     documents: ComptimeOption<&[P]>,
     probabilities: &mut [X],
     of_scores: &mut [X],
     statistics: &mut [f32],
-    place: Place,
+    position: PartPosition,
     sizes: Sizes,
     mask: Mask,
     #[comptime] form: RowForm,
     #[define(S, X, P)] _storage: [ElemType; 3],
 ) {
     let units = comptime!(form.units);
-    let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, place.keys as usize);
+    let (row, unit, keys) = (CUBE_POS, UNIT_POS as usize, position.keys as usize);
     if row >= scores.len() / keys {
         terminate!();
     }
-    let at = row_at(row, &place, &sizes);
+    let at = row_at(row, &position, &sizes);
     let (line, start) = (at.line + at.query, row * keys);
     let log_sum_exp = statistics[line];
-    let mut mean = 0.0f32;
+    let mut delta = 0.0f32;
     for column in range_stepped(unit, keys, units) {
-        let key = place.key as usize + column;
-        if sees::<P>(documents, at.batch, at.query, key, &sizes) {
+        let key = position.key as usize + column;
+        if is_visible::<P>(documents, at.batch, at.query, key, &sizes) {
             let value = score(f32::cast_from(scores[start + column]), &sizes, form.capped);
             let mut gradient = f32::cast_from(gradients[start + column]);
             if comptime!(form.dropped) {
                 gradient *= factor(&mask, line as u32, key as u32, sizes.keys);
             }
-            mean += (value - log_sum_exp).exp() * gradient;
+            delta += (value - log_sum_exp).exp() * gradient;
         }
     }
-    let mean = cube_sum(mean, units);
+    let delta = cube_sum(delta, units);
     for column in range_stepped(unit, keys, units) {
-        let key = place.key as usize + column;
+        let key = position.key as usize + column;
         let mut probability = 0.0f32;
         let mut gradient = 0.0f32;
-        if sees::<P>(documents, at.batch, at.query, key, &sizes) {
-            let found = differentiated(
+        if is_visible::<P>(documents, at.batch, at.query, key, &sizes) {
+            let found = score_gradient(
                 f32::cast_from(scores[start + column]),
                 f32::cast_from(gradients[start + column]),
                 log_sum_exp,
-                mean,
+                delta,
                 sizes.scale,
                 line,
                 key,
@@ -220,7 +220,7 @@ fn differentiate<S: Float, X: Float, P: Int>(
         of_scores[start + column] = X::cast_from(gradient);
     }
     if unit == 0 {
-        statistics[statistics.len() / 2 + line] = mean;
+        statistics[statistics.len() / 2 + line] = delta;
     }
 }
 
@@ -271,7 +271,7 @@ impl Saved {
             let scores = Buffer::from_tensor(&scores)?;
             let probabilities = scores.uninitialised(shape, self.q.0.dtype);
             let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
-            soften::launch(
+            softmax_rows::launch(
                 &scores.0.client,
                 count,
                 dim,
@@ -294,7 +294,7 @@ impl Saved {
         Some(joined(sequences))
     }
 
-    /// The gradients of queries, keys and values; the means of gradients are filled in.
+    /// The gradients of queries, keys and values. Fills in the deltas.
     fn gradients_by_products<T: Table>(
         &self,
         products: &Products<T>,
@@ -310,7 +310,7 @@ impl Saved {
             let [own_q, own_d_out] = [&q, &d_out].map(|x| products.operand(part.of_queries(x)));
             let [own_k, own_v] = [&k, &v].map(|x| part.of_keys(x));
             let pairs = [[&own_q, &own_k.clone().transpose()], [&own_d_out, &own_v.transpose()]];
-            let [probabilities, of_scores] = self.differentiated(part, products.wide_alike(pairs));
+            let [probabilities, of_scores] = self.score_gradients(part, products.wide_alike(pairs));
             append(&mut dq, part, part.by_query(products.narrow(&of_scores, &own_k), h));
             dk.add(products, part, &of_scores, &own_q);
             dv.add(products, part, &probabilities, &own_d_out);
@@ -320,12 +320,12 @@ impl Saved {
 
     /// The probabilities of a part after dropout, and the gradients of its products of queries and
     /// keys, from these products and gradients of probabilities.
-    fn differentiated(&self, part: &Part, from: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
+    fn score_gradients(&self, part: &Part, from: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
         let [scores, gradients] = from.map(|x| Buffer::from_tensor(&x).expect("the forward had one of this size"));
         let shape = scores.0.meta.shape();
         let [probabilities, of_scores] = [(); 2].map(|()| scores.uninitialised(shape.clone(), self.q.0.dtype));
         let (count, dim, units) = scores.cube_per_row(scores.len() / part.keys, part.keys);
-        differentiate::launch(
+        score_gradients::launch(
             &scores.0.client,
             count,
             dim,

@@ -6,8 +6,8 @@ use burn::cubecl::prelude::*;
 use crate::cube::tile::{Rows, SIDE};
 use crate::dropout::cube::{Mask, factor};
 
-/// Below every score that is taken to be one; what a key has that is not seen.
-pub(super) const HIDDEN: f32 = -1e30;
+/// Score of masked keys, below every other score.
+pub(super) const MASKED: f32 = -1e30;
 
 /// Sizes that may change from call to call without a new kernel.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -24,7 +24,7 @@ pub(super) struct Sizes {
     pub head_size: u32,
     /// Head size of values.
     pub width: u32,
-    /// Keys that a query sees to its left.
+    /// Keys to the left of a query that are visible to it.
     pub window: u32,
     /// Factor on the scores.
     pub scale: f32,
@@ -43,8 +43,8 @@ pub(super) struct Form {
     pub value_columns: usize,
     /// True if there is a soft cap.
     pub capped: bool,
-    /// True if the largest scores are recorded.
-    pub watched: bool,
+    /// True if the max logit is recorded.
+    pub probed: bool,
     /// True if there is dropout.
     pub dropped: bool,
 }
@@ -68,7 +68,7 @@ pub(super) fn keys_at(batch: usize, token: usize, group: usize, size: usize, siz
     head_at(batch, token, group, sizes.keys as usize, sizes.groups as usize, size)
 }
 
-/// A block of queries of a head, and the keys that any of them sees but for documents.
+/// A block of queries of a head, and the keys that are visible to any of them, documents aside.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Block {
     pub batch: usize,
@@ -114,9 +114,9 @@ pub(super) struct Span {
     pub end: usize,
 }
 
-/// The queries that see any of `rows` keys from `first` on, but for documents.
+/// The queries to which any of `rows` keys from `first` on is visible, documents aside.
 #[cube]
-pub(super) fn seeing(first: usize, rows: usize, sizes: &Sizes) -> Span {
+pub(super) fn visible_queries(first: usize, rows: usize, sizes: &Sizes) -> Span {
     let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
     let before = keys - queries;
     let mut begin = 0usize;
@@ -137,7 +137,7 @@ pub(super) fn seeing(first: usize, rows: usize, sizes: &Sizes) -> Span {
 /// True if a query of a sequence attends to a key. With documents there are as many keys as
 /// queries.
 #[cube]
-pub(super) fn sees<P: Int>(
+pub(super) fn is_visible<P: Int>(
     documents: ComptimeOption<&[P]>,
     batch: usize,
     query: usize,
@@ -146,20 +146,20 @@ pub(super) fn sees<P: Int>(
 ) -> bool {
     let (queries, keys) = (sizes.queries as usize, sizes.keys as usize);
     let position = keys - queries + query;
-    let mut seen = query < queries && key <= position;
-    if seen {
-        seen = position - key <= sizes.window as usize;
+    let mut visible = query < queries && key <= position;
+    if visible {
+        visible = position - key <= sizes.window as usize;
     }
     #[comptime]
     match documents {
         ComptimeOption::Some(documents) => {
-            if seen {
-                seen = documents[batch * queries + query] == documents[batch * queries + key];
+            if visible {
+                visible = documents[batch * queries + query] == documents[batch * queries + key];
             }
         }
         ComptimeOption::None => {}
     }
-    seen
+    visible
 }
 
 /// Scaled and capped.
@@ -175,21 +175,22 @@ pub(super) fn score(product: f32, sizes: &Sizes, #[comptime] capped: bool) -> f3
 
 /// Probability of a query and a key, and the gradient of their score.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Differentiated {
+pub(super) struct ScoreGradient {
     /// After dropout.
     pub probability: f32,
     /// Gradient of the score, times the scale.
     pub gradient: f32,
 }
 
-/// Derivative at an unmasked key, for a query with this log-sum-exp and mean of the gradients of
-/// its probabilities, at `line` of `[b, h, t]`. The gradient is multiplied by `scale`.
+/// Gradient of the score of an unmasked key, for the query at `line` of `[b, h, t]`. `delta` is the
+/// sum of the products of the query's output and its gradient (FlashAttention-2, arXiv:2307.08691,
+/// section 3.1.2, `D`). The gradient is multiplied by `scale`.
 #[cube]
-pub(super) fn differentiated(
+pub(super) fn score_gradient(
     product: f32,
     slope: f32,
     log_sum_exp: f32,
-    mean: f32,
+    delta: f32,
     scale: f32,
     line: usize,
     key: usize,
@@ -197,7 +198,7 @@ pub(super) fn differentiated(
     mask: &Mask,
     #[comptime] capped: bool,
     #[comptime] dropped: bool,
-) -> Differentiated {
+) -> ScoreGradient {
     let value = score(product, sizes, capped);
     let whole = (value - log_sum_exp).exp();
     let mut probability = whole;
@@ -207,19 +208,19 @@ pub(super) fn differentiated(
         gradient *= factor;
         probability *= factor;
     }
-    gradient = whole * (gradient - mean) * scale;
+    gradient = whole * (gradient - delta) * scale;
     if comptime!(capped) {
         let ratio = value / sizes.softcap;
         gradient *= 1.0f32 - ratio * ratio;
     }
-    Differentiated { probability, gradient }
+    ScoreGradient { probability, gradient }
 }
 
-/// [`differentiated`] for a tile, with zeros where the key is not seen. It begins at a query and a
-/// key, whose rows are keys if `by_key`. `statistics` are log-sum-exps and means of gradients of
-/// probabilities, `[2, b, h, t]`, of which the head's queries begin at `line`.
+/// [`score_gradient`] for the tile that begins at a query and a key, with zeros at masked keys. Its
+/// rows are keys if `by_key`. `statistics`, `[2, b, h, t]`, are log-sum-exps and deltas, of which
+/// the head's queries begin at `line`.
 #[cube]
-pub(super) fn to_gradients<P: Int>(
+pub(super) fn score_gradients<P: Int>(
     scores: &mut Array<f32>,
     gradients: &mut Array<f32>,
     documents: ComptimeOption<&[P]>,
@@ -248,9 +249,9 @@ pub(super) fn to_gradients<P: Int>(
             }
             let mut probability = 0.0f32;
             let mut gradient = 0.0f32;
-            if sees::<P>(documents, batch, query + own, key + other, sizes) {
+            if is_visible::<P>(documents, batch, query + own, key + other, sizes) {
                 let at = line + query + own;
-                let found = differentiated(
+                let found = score_gradient(
                     scores[i * r + j],
                     gradients[i * r + j],
                     statistics[at],

@@ -19,7 +19,7 @@ pub(crate) fn problem(
 ) -> Attention<'static> {
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents: None, sinks: None, watch: None }
+    Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents: None, sinks: None, probe: None }
 }
 
 /// See [`crate::attention()`].
@@ -46,7 +46,7 @@ pub(crate) fn attention(
     let varying = Attention {
         documents: documents.as_deref(),
         sinks: sinks.as_ref().map(Values::slice),
-        watch: options.watch.as_ref(),
+        probe: options.probe.as_ref(),
         ..problem
     };
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);

@@ -1,6 +1,6 @@
 //! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691). As in [`super::cube`]
 //! there is no score matrix; products are those of [`crate::cube::fragments`]. As in the paper, a
-//! query's mean gradient of probabilities is computed from its rounded output.
+//! query's delta (`D` there) is computed from its rounded output.
 //!
 //! For heads of 16-bit elements whose size is a multiple of 16, up to
 //! [`LARGEST_HEAD`](super::parts::LARGEST_HEAD). A cube has 64 queries of a head.
@@ -13,9 +13,9 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{HIDDEN, Sizes, block_of_queries, keys_at, queries_at, score, sees};
+use super::cube_scores::{MASKED, Sizes, block_of_queries, keys_at, queries_at, score, is_visible};
 use super::options::AttentionOptions;
-use super::parts::are_heads_of_units;
+use super::parts::fits_matrix_units;
 use crate::cube::Buffer;
 use crate::cube::fragments::{
     LANES, Pair, Quad, ROWS, UNITS, add_combinations, column_of, exchange_len, first_factor, is_first_of_row, load,
@@ -39,7 +39,7 @@ pub(super) struct UnitForm {
     pub emulated: bool,
 }
 
-/// True if a tile has a key that one of its queries does not attend to, or that must be checked.
+/// True if a tile has a key that may be masked for one of its queries.
 #[cube]
 pub(super) fn is_masked<P: Int>(
     documents: ComptimeOption<&[P]>,
@@ -63,29 +63,31 @@ pub(super) fn is_masked<P: Int>(
     masked
 }
 
-/// The softmax of a unit's two rows so far. Sums are the unit's share.
+/// Running softmax of a unit's two rows. Sums are the unit's share.
 #[derive(CubeType)]
-struct Softmax {
-    top: Array<f32>,
-    sum: Array<f32>,
-    largest: Array<f32>,
+struct OnlineSoftmax {
+    /// Running maximum of scores and sink.
+    row_max: Array<f32>,
+    row_sum: Array<f32>,
+    /// Running maximum of the scores alone.
+    max_logit: Array<f32>,
 }
 
 #[cube]
-fn begin(sinks: ComptimeOption<&[f32]>, head: usize) -> Softmax {
-    let mut softmax = Softmax { top: Array::new(2usize), sum: Array::new(2usize), largest: Array::new(2usize) };
+fn init_online_softmax(sinks: ComptimeOption<&[f32]>, head: usize) -> OnlineSoftmax {
+    let mut softmax = OnlineSoftmax { row_max: Array::new(2usize), row_sum: Array::new(2usize), max_logit: Array::new(2usize) };
     #[unroll]
     for half in 0..2usize {
-        softmax.top[half] = HIDDEN;
-        softmax.sum[half] = 0.0f32;
-        softmax.largest[half] = HIDDEN;
+        softmax.row_max[half] = MASKED;
+        softmax.row_sum[half] = 0.0f32;
+        softmax.max_logit[half] = MASKED;
         #[comptime]
         match sinks {
             ComptimeOption::Some(sinks) => {
-                softmax.top[half] = sinks[head];
+                softmax.row_max[half] = sinks[head];
                 // One of the four units of a row counts it.
                 if is_first_of_row() {
-                    softmax.sum[half] = 1.0f32;
+                    softmax.row_sum[half] = 1.0f32;
                 }
             }
             ComptimeOption::None => {}
@@ -94,9 +96,9 @@ fn begin(sinks: ComptimeOption<&[f32]>, head: usize) -> Softmax {
     softmax
 }
 
-/// Scores of keys that a query does not see become [`HIDDEN`].
+/// Scores of masked keys become [`MASKED`].
 #[cube]
-fn hide<P: Int>(
+fn apply_mask<P: Int>(
     scores: &mut Array<Pair<f32>>,
     documents: ComptimeOption<&[P]>,
     batch: usize,
@@ -113,8 +115,8 @@ fn hide<P: Int>(
             let mut pair = scores[2 * tile + half];
             #[unroll]
             for j in 0..2usize {
-                if !sees::<P>(documents, batch, query, key + column_of(tile) + j, sizes) {
-                    pair.insert(j, HIDDEN);
+                if !is_visible::<P>(documents, batch, query, key + column_of(tile) + j, sizes) {
+                    pair.insert(j, MASKED);
                 }
             }
             scores[2 * tile + half] = pair;
@@ -122,10 +124,10 @@ fn hide<P: Int>(
     }
 }
 
-/// Scores become exponentials; `outputs` are corrected for them.
+/// Adds a block of keys: turns scores into exponentials, and rescales `outputs` to the new maximum.
 #[cube]
-fn take(
-    softmax: &mut Softmax,
+fn online_softmax_step(
+    softmax: &mut OnlineSoftmax,
     scores: &mut Array<Pair<f32>>,
     outputs: &mut Array<Pair<f32>>,
     exchange: &mut Shared<[f32]>,
@@ -133,22 +135,22 @@ fn take(
 ) {
     #[unroll]
     for half in 0..2usize {
-        let mut own = f32::new(HIDDEN);
+        let mut own = f32::new(MASKED);
         #[unroll(!form.emulated)]
         for tile in 0..comptime!(KEYS / 8) {
             let pair = scores[2 * tile + half];
             own = max(own, max(pair.extract(0usize), pair.extract(1usize)));
         }
         let own = row_max(own, exchange, form.emulated);
-        softmax.largest[half] = max(softmax.largest[half], own);
-        let top = max(softmax.top[half], own);
-        // Where no key was seen yet, hidden ones are far below too.
-        let mut base = top;
-        if top <= HIDDEN {
+        softmax.max_logit[half] = max(softmax.max_logit[half], own);
+        let new_max = max(softmax.row_max[half], own);
+        // With only masked keys so far, exponentials must still be zero.
+        let mut base = new_max;
+        if new_max <= MASKED {
             base = 0.0f32;
         }
-        let shrunk = (softmax.top[half] - base).exp();
-        softmax.top[half] = top;
+        let rescale = (softmax.row_max[half] - base).exp();
+        softmax.row_max[half] = new_max;
         let mut added = 0.0f32;
         #[unroll(!form.emulated)]
         for tile in 0..comptime!(KEYS / 8) {
@@ -161,11 +163,11 @@ fn take(
             }
             scores[2 * tile + half] = pair;
         }
-        softmax.sum[half] = softmax.sum[half] * shrunk + added;
-        let correction = Pair::<f32>::new(shrunk);
+        softmax.row_sum[half] = softmax.row_sum[half] * rescale + added;
+        let factor = Pair::<f32>::new(rescale);
         #[unroll(!form.emulated)]
         for tile in 0..comptime!(form.d / 8) {
-            outputs[2 * tile + half] *= correction;
+            outputs[2 * tile + half] *= factor;
         }
     }
 }
@@ -220,8 +222,8 @@ fn scores_of<X: Float>(
     scores
 }
 
-/// Output, and for each query the log-sum-exp of its scores and the largest, `[2, b, h, t]`; a cube
-/// a block of queries of a head.
+/// Output and statistics: for each query the log-sum-exp and the maximum of its scores, `[2, b, h,
+/// t]`. One cube computes a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int, N: Size>(
     q: &[Vector<X, N>],
@@ -250,7 +252,7 @@ fn forward<X: Float, P: Int, N: Size>(
     load::<X, N>(&mut own, q, &queries_at(at.batch, at.first, at.head, vectors, &sizes), ROWS, d);
     sync_cube();
     let factors = all_factors::<X>(&own, form);
-    let mut softmax = begin(sinks, at.head);
+    let mut softmax = init_online_softmax(sinks, at.head);
     let mut outputs = sums(comptime!(form.d / 8));
     let mut key = at.begin;
     while key < at.end {
@@ -262,9 +264,9 @@ fn forward<X: Float, P: Int, N: Size>(
         sync_cube();
         let mut scores = scores_of::<X>(&factors, &own, &sizes, &mut exchange, form);
         if is_masked::<P>(documents, at.first, ROWS, key, KEYS, &sizes) {
-            hide::<P>(&mut scores, documents, at.batch, at.first, key, &sizes, form);
+            apply_mask::<P>(&mut scores, documents, at.batch, at.first, key, &sizes, form);
         }
-        take(&mut softmax, &mut scores, &mut outputs, &mut exchange, form);
+        online_softmax_step(&mut softmax, &mut scores, &mut outputs, &mut exchange, form);
         if comptime!(form.dropped) {
             drop_out(&mut scores, &mask, at.line, key, &sizes, comptime!(KEYS / 8));
         }
@@ -274,12 +276,12 @@ fn forward<X: Float, P: Int, N: Size>(
     let pairs = comptime!(form.d / 2);
     #[unroll]
     for half in 0..2usize {
-        let total = row_sum(softmax.sum[half], &mut exchange, form.emulated);
+        let total = row_sum(softmax.row_sum[half], &mut exchange, form.emulated);
         let row = row_of(half);
         if at.first + row < queries {
             if is_first_of_row() {
-                statistics[at.line + row] = softmax.top[half] + total.ln();
-                statistics[statistics.len() / 2 + at.line + row] = softmax.largest[half];
+                statistics[at.line + row] = softmax.row_max[half] + total.ln();
+                statistics[statistics.len() / 2 + at.line + row] = softmax.max_logit[half];
             }
             let start = ((at.batch * queries + at.first + row) * heads + at.head) * pairs;
             let divisor = Pair::<f32>::new(total);
@@ -322,7 +324,7 @@ impl Problem {
     /// `None` for heads that this form does not take.
     fn unit_form(&self, emulated: Option<usize>) -> Option<UnitForm> {
         let Self { d, width, .. } = *self;
-        are_heads_of_units(d, width).then_some(())?;
+        fits_matrix_units(d, width).then_some(())?;
         // Fewer where a unit has many sums of a head.
         let columns = emulated.unwrap_or(if d > 64 { 32 } else { 64 });
         let (capped, dropped) = (self.softcap.is_some(), self.dropout.is_some());

@@ -6,7 +6,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{HIDDEN, Sizes, block_of_queries, differentiated, keys_at, queries_at, seeing, sees};
+use super::cube_scores::{MASKED, Sizes, block_of_queries, score_gradient, keys_at, queries_at, visible_queries, is_visible};
 use super::matrix_units::{UnitForm, is_masked, vector_of};
 use crate::cube::Buffer;
 use crate::cube::fragments::{
@@ -16,8 +16,8 @@ use crate::cube::fragments::{
 use crate::cube::tile::Rows;
 use crate::dropout::cube::{Mask, mask};
 
-/// Log-sum-exps of a unit's two rows of queries, and means of gradients of their probabilities,
-/// which are filled in: the sums of the products of output and its gradient.
+/// Log-sum-exps of a unit's two rows of queries, and their deltas, which are filled in: the sums of
+/// the products of output and its gradient.
 #[cube]
 fn statistics_of_rows<X: Float, N: Size>(
     statistics: &mut [f32],
@@ -30,7 +30,7 @@ fn statistics_of_rows<X: Float, N: Size>(
 ) -> Array<f32> {
     let lanes = N::value();
     let vectors = comptime!(form.d / lanes);
-    let means = statistics.len() / 2;
+    let deltas = statistics.len() / 2;
     let mut found = Array::new(4usize);
     #[unroll]
     for half in 0..2usize {
@@ -39,22 +39,22 @@ fn statistics_of_rows<X: Float, N: Size>(
         let mut sum = 0.0f32;
         if is_there {
             for vector in range_stepped(lane() % 4, vectors, 4) {
-                let place = from.start + row * from.stride + vector;
-                let products = Vector::<f32, N>::cast_from(out[place]) * Vector::cast_from(d_out[place]);
+                let index = from.start + row * from.stride + vector;
+                let products = Vector::<f32, N>::cast_from(out[index]) * Vector::cast_from(d_out[index]);
                 #[unroll]
                 for i in 0..lanes {
                     sum += products.extract(i);
                 }
             }
         }
-        let mean = row_sum(sum, exchange, form.emulated);
-        // Of a query that is not there no key has a probability.
-        found[half] = -HIDDEN;
-        found[2 + half] = mean;
+        let delta = row_sum(sum, exchange, form.emulated);
+        // A row without a query gets probabilities of zero.
+        found[half] = -MASKED;
+        found[2 + half] = delta;
         if is_there {
             found[half] = statistics[line + row];
             if is_first_of_row() {
-                statistics[means + line + row] = mean;
+                statistics[deltas + line + row] = delta;
             }
         }
     }
@@ -62,10 +62,10 @@ fn statistics_of_rows<X: Float, N: Size>(
 }
 
 /// From products of queries and keys and gradients of probabilities to probabilities after dropout
-/// and gradients of the products. Log-sum-exps and means are those of the rows, or, where rows are
+/// and gradients of the products. Log-sum-exps and deltas are those of the rows, or, where rows are
 /// keys (`by_key`), of the columns. `line` is the head's first query in `[b, h, t]`.
 #[cube]
-fn differentiate(
+fn score_gradients(
     scores: &mut Array<Pair<f32>>,
     gradients: &mut Array<Pair<f32>>,
     of_rows: &Array<f32>,
@@ -84,10 +84,10 @@ fn differentiate(
         for j in 0..2usize {
             let column = column_of(tile) + j;
             let mut log_sum_exp = 0.0f32;
-            let mut mean = 0.0f32;
+            let mut delta = 0.0f32;
             if comptime!(by_key) {
                 log_sum_exp = of_columns[column];
-                mean = of_columns[comptime!(form.columns) + column];
+                delta = of_columns[comptime!(form.columns) + column];
             }
             #[unroll]
             for half in 0..2usize {
@@ -100,14 +100,14 @@ fn differentiate(
                     other = row_of(half);
                 } else {
                     log_sum_exp = of_rows[half];
-                    mean = of_rows[2 + half];
+                    delta = of_rows[2 + half];
                 }
                 // Scaled before it is rounded, for float16.
-                let found = differentiated(
+                let found = score_gradient(
                     probabilities.extract(j),
                     slopes.extract(j),
                     log_sum_exp,
-                    mean,
+                    delta,
                     sizes.scale,
                     line + query + own,
                     key + other,
@@ -125,9 +125,9 @@ fn differentiate(
     }
 }
 
-/// Zeros where a query does not see a key, after [`differentiate`].
+/// Sets probabilities and gradients of masked keys to zero, after [`score_gradients`].
 #[cube]
-fn hide<P: Int>(
+fn apply_mask<P: Int>(
     scores: &mut Array<Pair<f32>>,
     gradients: &mut Array<Pair<f32>>,
     documents: ComptimeOption<&[P]>,
@@ -152,7 +152,7 @@ fn hide<P: Int>(
                     own = column_of(tile) + j;
                     other = row_of(half);
                 }
-                if !sees::<P>(documents, batch, query + own, key + other, sizes) {
+                if !is_visible::<P>(documents, batch, query + own, key + other, sizes) {
                     probabilities.insert(j, 0.0f32);
                     slopes.insert(j, 0.0f32);
                 }
@@ -253,7 +253,7 @@ fn query_gradients<X: Float, P: Int, N: Size>(
         add_row_products::<X>(&mut scores, &own, &others, &mut exchange, form);
         add_row_products::<X>(&mut gradients, &own_gradients, &values, &mut exchange, form);
         let line = at.line - at.first;
-        differentiate(
+        score_gradients(
             &mut scores,
             &mut gradients,
             &of_rows,
@@ -267,7 +267,7 @@ fn query_gradients<X: Float, P: Int, N: Size>(
             false,
         );
         if is_masked::<P>(documents, at.first, ROWS, key, width, &sizes) {
-            hide::<P>(&mut scores, &mut gradients, documents, at.batch, at.first, key, &sizes, form, false);
+            apply_mask::<P>(&mut scores, &mut gradients, documents, at.batch, at.first, key, &sizes, form, false);
         }
         add_combinations::<X>(&mut found, &gradients, &transposed, &mut exchange, width, d, form.emulated);
         key += width;
@@ -277,8 +277,8 @@ fn query_gradients<X: Float, P: Int, N: Size>(
     write::<X>(dq, start, heads * pairs, queries - at.first, &found, d);
 }
 
-/// Brings log-sum-exps and means of `width` queries from a line on, of which `count` are there,
-/// into shared memory. Followed by a `sync_cube`.
+/// Loads log-sum-exps and deltas of `width` queries from a line on, of which `count` exist, into
+/// shared memory. The caller must call `sync_cube` afterwards.
 #[cube]
 fn load_statistics(
     of_columns: &mut Shared<[f32]>,
@@ -289,15 +289,15 @@ fn load_statistics(
 ) {
     let unit = UNIT_POS as usize;
     if unit < width {
-        // Of a query that is not there no key has a probability.
-        let mut log_sum_exp = f32::new(-HIDDEN);
-        let mut mean = 0.0f32;
+        // A row without a query gets probabilities of zero.
+        let mut log_sum_exp = f32::new(-MASKED);
+        let mut delta = 0.0f32;
         if unit < count {
             log_sum_exp = statistics[line + unit];
-            mean = statistics[statistics.len() / 2 + line + unit];
+            delta = statistics[statistics.len() / 2 + line + unit];
         }
         of_columns[unit] = log_sum_exp;
-        of_columns[width + unit] = mean;
+        of_columns[width + unit] = delta;
     }
 }
 
@@ -341,7 +341,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
     let mut of_columns = Shared::<[f32]>::new_slice(comptime!(2 * form.columns));
     let mut of_own = sums(comptime!(form.d / 8));
     let mut of_values = sums(comptime!(form.d / 8));
-    let (none, span) = (Array::<f32>::new(4usize), seeing(first, ROWS, &sizes));
+    let (none, span) = (Array::<f32>::new(4usize), visible_queries(first, ROWS, &sizes));
     for head in group * (heads / groups)..(group + 1) * (heads / groups) {
         let line = (batch * heads + head) * queries;
         let mut query = span.begin;
@@ -359,7 +359,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
             let mut gradients = sums(comptime!(form.columns / 8));
             add_row_products::<X>(&mut scores, &own, &others, &mut exchange, form);
             add_row_products::<X>(&mut gradients, &own_values, &outputs, &mut exchange, form);
-            differentiate(
+            score_gradients(
                 &mut scores,
                 &mut gradients,
                 &none,
@@ -373,7 +373,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
                 true,
             );
             if is_masked::<P>(documents, query, width, first, ROWS, &sizes) {
-                hide::<P>(&mut scores, &mut gradients, documents, batch, query, first, &sizes, form, true);
+                apply_mask::<P>(&mut scores, &mut gradients, documents, batch, query, first, &sizes, form, true);
             }
             add_combinations::<X>(&mut of_values, &scores, &outputs_transposed, &mut exchange, width, d, form.emulated);
             add_combinations::<X>(&mut of_own, &gradients, &others_transposed, &mut exchange, width, d, form.emulated);
@@ -387,8 +387,7 @@ fn key_gradients<X: Float, P: Int, N: Size>(
 }
 
 impl Saved {
-    /// Gradients of queries, keys and values from that of the output; the means of gradients are
-    /// filled in.
+    /// Gradients of queries, keys and values from that of the output. Fills in the deltas.
     pub(super) fn gradients_on_units(&self, d_out: &Buffer, form: UnitForm) -> [Tensor<4>; 3] {
         let Problem { b, t, s, h, g, .. } = self.problem;
         let (q, lanes) = (&self.q, vector_of(&self.q, form.d));

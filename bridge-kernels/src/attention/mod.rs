@@ -12,11 +12,11 @@ pub mod cube_products;
 mod cube_scores;
 pub(crate) mod flex;
 pub(crate) mod heads;
-mod largest;
 #[cfg(feature = "cube")]
 pub mod matrix_units;
 #[cfg(feature = "cube")]
 mod matrix_units_backward;
+mod max_logit;
 mod options;
 mod parts;
 #[cfg(feature = "cube")]
@@ -24,7 +24,7 @@ mod products;
 
 use burn::tensor::{Bool, Int, Tensor};
 
-pub use largest::{LargestScore, ScoreWatch};
+pub use max_logit::{MaxLogit, MaxLogitProbe};
 pub use options::AttentionOptions;
 pub use parts::workspace_bytes_on_gpu;
 
@@ -49,7 +49,7 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         if let Some(out) = matrix_units::attention(&q_bthd, &k_bsgd, &v_bsgd, options, None) {
             return out;
         }
-        let by_products = parts::are_for(k_bsgd.dims()[1], k_bsgd.dtype().size());
+        let by_products = parts::prefers_matrix_products(k_bsgd.dims()[1], k_bsgd.dtype().size());
         let form = if by_products { cube_products::attention } else { cube::attention };
         if let Some(out) = form(&q_bthd, &k_bsgd, &v_bsgd, options) {
             return out;
@@ -98,11 +98,11 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
         scores = (scores / cap).tanh() * cap;
     }
     let scores = scores.reshape([b, g, per_group, t, s]);
-    let hidden = hidden_keys(b, t, s, options, &scores.device());
-    let hidden = hidden.expand([b, g, per_group, t, s]);
-    let scores = scores.mask_fill(hidden, f32::NEG_INFINITY);
-    if let Some(ScoreWatch { largest, first_query }) = &options.watch {
-        largest.note_largest(scores.clone().narrow(3, *first_query, t - first_query));
+    let masked = masked_keys(b, t, s, options, &scores.device());
+    let masked = masked.expand([b, g, per_group, t, s]);
+    let scores = scores.mask_fill(masked, f32::NEG_INFINITY);
+    if let Some(MaxLogitProbe { max_logit, first_query }) = &options.probe {
+        max_logit.record_max(scores.clone().narrow(3, *first_query, t - first_query));
     }
     let mut probabilities = match &options.sinks_h {
         None => softmax(scores),
@@ -133,8 +133,8 @@ fn softmax(scores: Tensor<5>) -> Tensor<5> {
     exponentials / sums
 }
 
-/// True where a key must not be seen, broadcastable to `[b, g, h / g, t, s]`.
-fn hidden_keys(
+/// Attention mask: true where a key is masked, broadcastable to `[b, g, h / g, t, s]`.
+fn masked_keys(
     b: usize,
     t: usize,
     s: usize,
@@ -145,17 +145,17 @@ fn hidden_keys(
     let query = Tensor::<1, Int>::arange((s - t) as i64..s as i64, &device).reshape([t, 1]);
     let key = Tensor::<1, Int>::arange(0..s as i64, &device).reshape([1, s]);
     let distance: Tensor<2, Int> = query.expand([t, s]) - key.expand([t, s]);
-    let mut hidden = distance.clone().lower_elem(0);
+    let mut masked = distance.clone().lower_elem(0);
     if let Some(window) = options.window {
-        hidden = hidden.bool_or(distance.greater_elem(window as i64));
+        masked = masked.bool_or(distance.greater_elem(window as i64));
     }
-    let hidden: Tensor<5, Bool> = hidden.reshape([1, 1, 1, t, s]);
+    let masked: Tensor<5, Bool> = masked.reshape([1, 1, 1, t, s]);
     let Some(ids_bt) = &options.document_ids else {
-        return hidden;
+        return masked;
     };
     assert!(s == t, "document boundaries need as many keys as queries, got {s} and {t}");
     let rows: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, t, 1]);
     let columns: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, 1, t]);
     let other = rows.expand([b, 1, 1, t, t]).not_equal(columns.expand([b, 1, 1, t, t]));
-    hidden.expand([b, 1, 1, t, t]).bool_or(other)
+    masked.expand([b, 1, 1, t, t]).bool_or(other)
 }

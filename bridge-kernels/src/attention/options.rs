@@ -2,7 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::largest::ScoreWatch;
+use super::max_logit::MaxLogitProbe;
 use crate::dropout::DropoutKey;
 
 /// Options of an attention layer.
@@ -10,8 +10,8 @@ use crate::dropout::DropoutKey;
 pub struct AttentionOptions {
     /// Factor on the scores; usually `1 / sqrt(d)`.
     pub scale: f64,
-    /// Sliding window: a query sees at most this many keys to its left (itself not counted). `None`
-    /// is unlimited.
+    /// Sliding window: at most this many keys to the left of a query are visible to it (its own key not
+    /// counted). `None` is unlimited.
     pub window: Option<usize>,
     /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
     pub softcap: Option<f64>,
@@ -23,8 +23,8 @@ pub struct AttentionOptions {
     /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the
     /// head's, that has no value (Xiao et al., arXiv:2309.17453, section 3.3). They have gradients.
     pub sinks_h: Option<Tensor<1>>,
-    /// Destination of the largest score, if it is recorded. Sinks are not scores.
-    pub watch: Option<ScoreWatch>,
+    /// Destination of the max logit, if it is recorded. Sinks do not count.
+    pub probe: Option<MaxLogitProbe>,
 }
 
 impl AttentionOptions {
@@ -37,7 +37,7 @@ impl AttentionOptions {
             dropout: None,
             document_ids: None,
             sinks_h: None,
-            watch: None,
+            probe: None,
         }
     }
 
@@ -47,8 +47,8 @@ impl AttentionOptions {
         if let Some(sinks_h) = &self.sinks_h {
             assert_eq!(sinks_h.dims(), [h], "attention: one sink a query head is needed");
         }
-        if let Some(watch) = &self.watch {
-            assert!(watch.first_query < t, "attention: of {t} queries none is watched from {} on", watch.first_query);
+        if let Some(probe) = &self.probe {
+            assert!(probe.first_query < t, "attention: of {t} queries none is watched from {} on", probe.first_query);
         }
         if let Some((rate, _)) = self.dropout {
             assert!((0.0..1.0).contains(&rate), "attention: a dropout rate lies in [0, 1), got {rate}");

@@ -16,12 +16,12 @@ pub(super) const LARGEST_HEAD: usize = 128;
 pub(super) const HEAD_MULTIPLE: usize = 16;
 
 /// True if matrix units have room for heads of `d` for keys and `width` for values.
-pub(super) fn are_heads_of_units(d: usize, width: usize) -> bool {
+pub(super) fn fits_matrix_units(d: usize, width: usize) -> bool {
     d == width && d.is_multiple_of(HEAD_MULTIPLE) && d <= LARGEST_HEAD
 }
 
-/// True if products are the faster form on a GPU: in 16 bits, except for short sequences.
-pub(super) fn are_for(keys: usize, element_bytes: usize) -> bool {
+/// True if matrix products are the faster form on a GPU: in 16 bits, except for short sequences.
+pub(super) fn prefers_matrix_products(keys: usize, element_bytes: usize) -> bool {
     element_bytes == ELEMENT_BYTES && keys >= FEWEST_KEYS
 }
 
@@ -38,8 +38,8 @@ pub fn workspace_bytes_on_gpu(
     element_bytes: usize,
     matrix_units: bool,
 ) -> usize {
-    let on_units = matrix_units && element_bytes == ELEMENT_BYTES && t > 1 && are_heads_of_units(d, width);
-    if on_units || !are_for(s, element_bytes) || [b, h, t].contains(&0) || s < t {
+    let on_units = matrix_units && element_bytes == ELEMENT_BYTES && t > 1 && fits_matrix_units(d, width);
+    if on_units || !prefers_matrix_products(s, element_bytes) || [b, h, t].contains(&0) || s < t {
         return 0;
     }
     let parts = parts([b, h, t, s], window, BYTES / SCORE_BYTES).into_iter();
@@ -50,7 +50,7 @@ pub fn workspace_bytes_on_gpu(
     parts.map(bytes).max().unwrap_or(0)
 }
 
-/// Queries of some sequences, and the keys that any of them sees but for documents.
+/// Queries of some sequences, and the keys that are visible to any of them, documents aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub batch: usize,

@@ -135,7 +135,7 @@ fn attention_forward_and_backward() {
         dropout: None,
         documents: None,
         sinks: None,
-        watch: None,
+        probe: None,
     };
     let attended = forward(q, k, v, attention);
     // The first query of a sequence sees its own value only.

@@ -31,9 +31,9 @@ struct Strides {
     head: u32,
 }
 
-/// Destination of a vector of a projection.
+/// Position of a vector in a projection.
 #[derive(CubeType, Clone, Copy)]
-struct Place {
+struct VectorPosition {
     sequence: usize,
     /// In its sequence.
     token: usize,
@@ -45,24 +45,24 @@ struct Place {
 }
 
 #[cube]
-fn place_of(element: usize, sizes: &Sizes) -> Place {
+fn vector_position(element: usize, sizes: &Sizes) -> VectorPosition {
     let (d, slots) = (sizes.head_size as usize, sizes.queries_per_group as usize + 2);
     let (tokens, groups) = (sizes.tokens as usize, sizes.groups as usize);
     let (column, head) = (element % d, element / d);
     let (slot, rest) = (head % slots, head / slots);
     let (group, token) = (rest % groups, rest / groups);
-    Place { sequence: token / tokens, token: token % tokens, group, slot, column }
+    VectorPosition { sequence: token / tokens, token: token % tokens, group, slot, column }
 }
 
 /// Start of a head.
 #[cube]
-fn start(at: &Place, head: usize, strides: &Strides) -> usize {
+fn start(at: &VectorPosition, head: usize, strides: &Strides) -> usize {
     at.sequence * strides.sequence as usize + at.token * strides.token as usize + head * strides.head as usize
 }
 
 /// The position of a token.
 #[cube]
-fn position<P: Int>(positions: &[P], at: &Place, sizes: &Sizes) -> usize {
+fn position<P: Int>(positions: &[P], at: &VectorPosition, sizes: &Sizes) -> usize {
     let token = at.sequence * sizes.tokens as usize + at.token;
     u32::cast_from(positions[token % positions.len()]) as usize
 }
@@ -87,7 +87,7 @@ fn take_apart<X: Float, P: Int, N: Size>(
     if element >= packed.len() {
         terminate!();
     }
-    let at = place_of(element, &sizes);
+    let at = vector_position(element, &sizes);
     let r = sizes.queries_per_group as usize;
     let mut value = packed[element];
     if at.slot <= r && at.column < 2 * sizes.pairs as usize {
@@ -125,7 +125,7 @@ fn put_together<X: Float, P: Int, N: Size>(
     if element >= packed.len() {
         terminate!();
     }
-    let at = place_of(element, &sizes);
+    let at = vector_position(element, &sizes);
     let r = sizes.queries_per_group as usize;
     if at.slot > r {
         packed[element] = v[start(&at, at.group, &of_values) + at.column];

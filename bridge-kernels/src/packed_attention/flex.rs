@@ -49,7 +49,7 @@ pub(crate) fn packed_attention(
     let varying = Attention {
         documents: documents.as_deref(),
         sinks: sinks.as_ref().map(Values::slice),
-        watch: options.watch.as_ref(),
+        probe: options.probe.as_ref(),
         ..problem
     };
     let Attended { out, log_sum_exp } = forward(q, k, v, varying);

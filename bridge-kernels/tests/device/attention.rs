@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bridge_kernels::attention::{
-    AttentionOptions, LargestScore, ScoreWatch, attention, cube, cube_products, matrix_units, reference,
+    AttentionOptions, MaxLogit, MaxLogitProbe, attention, cube, cube_products, matrix_units, reference,
 };
 use bridge_kernels::dropout::DropoutKey;
 use bridge_kernels::{PackedHeads, Philox, packed_attention};
@@ -211,16 +211,16 @@ fn large_scores() {
 }
 
 #[test]
-fn the_largest_score_is_noted() {
+fn the_max_logit_is_recorded() {
     for (shapes, with, first_query) in
         [([2, 7, 7, 3, 1, 5], "", 0), ([1, 67, 79, 2, 2, 3], "window sinks", 5), ([1, 11, 11, 2, 1, 3], "documents", 7)]
     {
         let noted = |operation: &dyn Fn(&[Tensor<4>; 3], &AttentionOptions), device: &Device| {
-            let largest = Arc::new(LargestScore::default());
+            let largest = Arc::new(MaxLogit::default());
             let x: Vec<Tensor<1>> = inputs(shapes, with).iter().map(|x| tensor(x, [x.len()], device)).collect();
             let (qkv, options) = arguments(shapes, with, &x, device);
-            let watch = Some(ScoreWatch { largest: Arc::clone(&largest), first_query });
-            operation(&qkv, &AttentionOptions { watch, ..options });
+            let probe = Some(MaxLogitProbe { max_logit: Arc::clone(&largest), first_query });
+            operation(&qkv, &AttentionOptions { probe, ..options });
             largest.value().expect("scores were noted")
         };
         let found =

@@ -3,7 +3,7 @@
 use bridge_kernels::Philox;
 use std::sync::Arc;
 
-use bridge_kernels::attention::{AttentionOptions, LargestScore, ScoreWatch, attention, reference};
+use bridge_kernels::attention::{AttentionOptions, MaxLogit, MaxLogitProbe, attention, reference};
 use bridge_kernels::dropout::{DropoutKey, dropped};
 use burn::tensor::{Device, Tensor};
 
@@ -217,7 +217,7 @@ fn largest_score(shapes @ [b, t, s, h, g, d]: Shapes, with: &str, first_query: u
 }
 
 #[test]
-fn the_largest_score_is_the_one_of_visible_keys() {
+fn the_max_logit_is_the_one_of_visible_keys() {
     for (shapes, with, first_query) in [
         ([2, 7, 7, 3, 1, 5], "", 0),
         ([1, 11, 13, 4, 2, 3], "window", 0),
@@ -231,9 +231,9 @@ fn the_largest_score_is_the_one_of_visible_keys() {
         let expected = largest_score(shapes, with, first_query);
         let without = |operation: Operation| output(shapes, with, operation, None);
         for operation in [attention as Operation, reference] {
-            let largest = Arc::new(LargestScore::default());
-            let watch = ScoreWatch { largest: Arc::clone(&largest), first_query };
-            assert_eq!(output(shapes, with, operation, Some(watch)), without(operation), "{with}: bits of the output");
+            let largest = Arc::new(MaxLogit::default());
+            let probe = MaxLogitProbe { max_logit: Arc::clone(&largest), first_query };
+            assert_eq!(output(shapes, with, operation, Some(probe)), without(operation), "{with}: bits of the output");
             let found = f64::from(largest.value().unwrap());
             assert!(
                 (found - expected).abs() < 2e-6 * expected.abs().max(1.0),
@@ -245,10 +245,10 @@ fn the_largest_score_is_the_one_of_visible_keys() {
 
 type Operation = fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>;
 
-/// Output and gradients of an operation that notes its scores at `watch`.
-fn output(shapes: Shapes, with: &str, operation: Operation, watch: Option<ScoreWatch>) -> Vec<Vec<f32>> {
+/// Output and gradients of an operation that notes its scores at `probe`.
+fn output(shapes: Shapes, with: &str, operation: Operation, probe: Option<MaxLogitProbe>) -> Vec<Vec<f32>> {
     let (options, _) = options(shapes, with);
-    let options = AttentionOptions { watch, ..options };
+    let options = AttentionOptions { probe, ..options };
     run_all(&inputs(shapes, with), |x| {
         let [q, k, v] = shaped(shapes, with, x);
         let out = operation(q, k, v, &with_sinks(&options, x));

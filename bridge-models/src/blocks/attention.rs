@@ -12,7 +12,7 @@ use bridge_kernels::attention::{workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, LargestScore, PackedHeads, Recomputable, RotaryTable, ScoreWatch, apply_rotary,
+    AttentionOptions, DropoutKey, MaxLogit, PackedHeads, Recomputable, RotaryTable, MaxLogitProbe, apply_rotary,
     packed_attention, rms_norm,
 };
 use burn::module::{Module, Param};
@@ -110,8 +110,8 @@ pub(crate) struct AttentionInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
-    /// Record of the largest score, if it is taken.
-    pub largest_score: Option<Arc<LargestScore>>,
+    /// Destination of the max logit, if it is recorded.
+    pub max_logit: Option<Arc<MaxLogit>>,
 }
 
 /// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries,
@@ -297,7 +297,7 @@ impl SelfAttention {
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
-            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
+            probe: input.max_logit.map(|max_logit| MaxLogitProbe { max_logit, first_query: 0 }),
         };
         let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);

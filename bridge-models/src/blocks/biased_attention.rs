@@ -5,7 +5,7 @@
 //! tiled kernel of `attention` has neither.
 
 use bridge_core::model::{Component, Initial, ParameterRole, Scope, TensorPartition, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore, Recomputable, dropout, embedding};
+use bridge_kernels::{DropoutKey, MaxLogit, Recomputable, dropout, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor, TensorData};
 
@@ -133,8 +133,8 @@ impl Settings {
             // Finite, so that a row without any key has no NaN.
             weights_bhts = weights_bhts.mask_fill(hidden, f32::MIN);
         }
-        if let Some(largest) = input.largest_score {
-            largest.note_largest(weights_bhts.clone());
+        if let Some(max_logit) = input.max_logit {
+            max_logit.record_max(weights_bhts.clone());
         }
         // Written out: backends fuse Burn's own where there is no graph, and a recomputed segment
         // would round differently.
@@ -160,8 +160,8 @@ pub(crate) struct BiasedInput<'a> {
     /// Key of the dropout mask of the probabilities, of this rank's heads.
     pub dropout_key: Option<DropoutKey>,
     pub weight_gradients: Option<&'a WeightGradientStore>,
-    /// Record of the largest score, if it is taken.
-    pub largest_score: Option<&'a LargestScore>,
+    /// Destination of the max logit, if it is recorded.
+    pub max_logit: Option<&'a MaxLogit>,
 }
 
 /// Attention inside one sequence.

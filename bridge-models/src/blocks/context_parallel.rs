@@ -52,8 +52,8 @@ pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions)
         if options.document_ids.is_none() || chunk.start == 0 {
             return attention(q_bthd, k, v, &options);
         }
-        if let Some(watch) = &mut options.watch {
-            watch.first_query = chunk.start;
+        if let Some(probe) = &mut options.probe {
+            probe.first_query = chunk.start;
         }
         let before = Tensor::zeros([b, chunk.start, h, d], (&q_bthd.device(), q_bthd.dtype()));
         let q_bshd = Tensor::cat(vec![before, q_bthd], SEQUENCE);
@@ -70,7 +70,7 @@ mod tests {
     use bridge_core::model::Parallel;
     use bridge_dist::comm::thread::run_ranks;
     use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
-    use bridge_kernels::{LargestScore, ScoreWatch};
+    use bridge_kernels::{MaxLogit, MaxLogitProbe};
     use burn::tensor::{Device, Int, TensorData};
 
     use super::*;
@@ -94,10 +94,10 @@ mod tests {
         };
         let score = |groups: ProcessGroups, places: &[usize]| {
             let regions = Regions::new(&Parallel { groups, sequence_parallel: false });
-            let largest = Arc::new(LargestScore::default());
+            let largest = Arc::new(MaxLogit::default());
             let options = AttentionOptions {
                 document_ids: Some(ids(places)),
-                watch: Some(ScoreWatch { largest: Arc::clone(&largest), first_query: 0 }),
+                probe: Some(MaxLogitProbe { max_logit: Arc::clone(&largest), first_query: 0 }),
                 ..AttentionOptions::causal(SHAPE[3])
             };
             let [q_bthd, k_btgd, v_btgd] = [tensor(1.0, places), tensor(-1.0, places), tensor(1.0, places)];

@@ -13,7 +13,7 @@ use bridge_core::model::{
 };
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, Recomputable, RotaryTable, ScoreWatch, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, Recomputable, RotaryTable, MaxLogitProbe, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
@@ -223,7 +223,7 @@ impl LatentAttention {
             rotary,
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids,
-            watch: input.largest_score.map(|largest| ScoreWatch { largest, first_query: 0 }),
+            probe: input.max_logit.map(|max_logit| MaxLogitProbe { max_logit, first_query: 0 }),
             store: store.cloned(),
         };
         let values = &self.linear_kv_up_proj;
@@ -251,7 +251,7 @@ struct Around {
     rotary: Option<(RotaryTable, Positions)>,
     dropout: Option<(f64, DropoutKey)>,
     document_ids: Option<Tensor<2, Int>>,
-    watch: Option<ScoreWatch>,
+    probe: Option<MaxLogitProbe>,
     store: Option<WeightGradientStore>,
 }
 
@@ -277,8 +277,8 @@ impl Around {
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
         let k_bshd = Tensor::cat(vec![k_bshn, k_bsp.reshape([b, s, 1, p]).expand([b, s, h, p])], HEAD);
         let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
-        let (dropout, document_ids, watch) = (self.dropout, self.document_ids.clone(), self.watch.clone());
-        let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, watch };
+        let (dropout, document_ids, probe) = (self.dropout, self.document_ids.clone(), self.probe.clone());
+        let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, probe };
         in_module(OffloadModule::CoreAttn, || attend(heads, options, &self.regions)).reshape([b, t, h * v])
     }
 }

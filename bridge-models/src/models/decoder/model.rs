@@ -255,7 +255,7 @@ impl Decoder {
                 dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
                 state: None,
                 weight_gradients: context.weight_gradients,
-                largest_score: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
+                max_logit: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
             },
             attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
             mlp: MoeInput {
@@ -477,7 +477,7 @@ impl Segments for Decoder {
                         dropout_key: None,
                         state: None,
                         weight_gradients: None,
-                        largest_score: None,
+                        max_logit: None,
                     },
                     attention_key: None,
                     mlp: MoeInput {

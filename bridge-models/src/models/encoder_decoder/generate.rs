@@ -29,7 +29,7 @@ impl EncoderDecoder {
     pub(super) fn encode(&self, source_bs: Tensor<2, Int>, state: &mut GenerationState) -> Option<()> {
         let (start, middle) = (self.start.as_ref()?, self.middle.as_ref()?);
         let regions = self.regions.with_whole_sequences();
-        let input = LayerInput { regions: &regions, weight_gradients: None, key: &|_| None, largest_score: None };
+        let input = LayerInput { regions: &regions, weight_gradients: None, key: &|_| None, max_logit: None };
         let [_, s] = source_bs.dims();
         let scores = Scores { bias_hts: Some(start.bias.forward(s, s)), hidden: None };
         let mut x_bsc = start.embedding.forward(source_bs, &Positions::From(0), &regions, None);
@@ -49,7 +49,7 @@ impl EncoderDecoder {
     pub(super) fn decode(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>> {
         let (start, middle) = (self.start.as_ref()?, self.middle.as_ref()?);
         let regions = self.regions.with_whole_sequences();
-        let input = LayerInput { regions: &regions, weight_gradients: None, key: &|_| None, largest_score: None };
+        let input = LayerInput { regions: &regions, weight_gradients: None, key: &|_| None, max_logit: None };
         let [_, t] = tokens_bt.dims();
         let seen = state.length + t;
         let mut x_btc = start.embedding.forward(tokens_bt, &Positions::From(0), &regions, None);

@@ -2,7 +2,7 @@
 //! encoder's output, and a feed-forward block, each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
-use bridge_kernels::{DropoutKey, LargestScore, Recomputable};
+use bridge_kernels::{DropoutKey, MaxLogit, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
@@ -69,13 +69,13 @@ pub(super) struct LayerInput<'a> {
     /// The key of the mask at a place of this layer.
     pub key: &'a dyn Fn(u64) -> Option<DropoutKey>,
     /// Record of the largest attention score, if it is taken.
-    pub largest_score: Option<&'a LargestScore>,
+    pub max_logit: Option<&'a MaxLogit>,
 }
 
 impl<'a> LayerInput<'a> {
     fn attention(self, scores: Scores, place: u64) -> BiasedInput<'a> {
-        let Self { regions, weight_gradients, key, largest_score } = self;
-        BiasedInput { regions, scores, dropout_key: regions.own_key(key(place)), weight_gradients, largest_score }
+        let Self { regions, weight_gradients, key, max_logit } = self;
+        BiasedInput { regions, scores, dropout_key: regions.own_key(key(place)), weight_gradients, max_logit }
     }
 }
 

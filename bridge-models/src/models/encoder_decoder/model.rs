@@ -241,12 +241,12 @@ impl EncoderDecoder {
             Stack::Decoder => (&self.decoder[local], encoder.num_layers + first_layers[1] + local),
         };
         let key = |place| context.dropout_key(number, place);
-        let largest = context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(number));
+        let max_logit = context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(number));
         let layer_input = LayerInput {
             regions: &self.regions,
             weight_gradients: context.weight_gradients,
             key: &key,
-            largest_score: largest.as_deref(),
+            max_logit: max_logit.as_deref(),
         };
         let x_btc = input.take_hidden_states();
         if PARTS[part] == SegmentRole::Mlp {
