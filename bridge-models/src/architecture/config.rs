@@ -11,22 +11,24 @@ use serde::{Deserialize, Serialize};
 use super::choices::{LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
 use super::moe_codecs;
-use super::section::{SettingCodec, as_read, codecs, described, or, same, unless};
+use super::section::{
+    SettingCodec, codecs, config_table, read_only, setting, setting_or, setting_or_omitted,
+};
 use crate::architecture::recompute::RecomputedParts;
 
-described! {
+config_table! {
     /// Everything that decides a decoder's shapes and arithmetic.
     pub struct DecoderConfig {
         /// Number of layers.
-        num_layers: usize = 0 => same!(num_layers);
+        num_layers: usize = 0 => setting!(num_layers);
         /// Width of the residual stream.
-        hidden_size: usize = 0 => same!(hidden_size);
+        hidden_size: usize = 0 => setting!(hidden_size);
         /// Width of the feed-forward block; with a gated unit, of each half.
-        ffn_hidden_size: usize = 0 => or!(ffn_hidden_size, |decoder| 4 * decoder.hidden_size);
+        ffn_hidden_size: usize = 0 => setting_or!(ffn_hidden_size, |decoder| 4 * decoder.hidden_size);
         /// Query heads.
-        num_attention_heads: usize = 0 => same!(num_attention_heads);
+        num_attention_heads: usize = 0 => setting!(num_attention_heads);
         /// Key and value heads.
-        num_query_groups: usize = 0 => or!(num_query_groups, |decoder| decoder.num_attention_heads);
+        num_query_groups: usize = 0 => setting_or!(num_query_groups, |decoder| decoder.num_attention_heads);
         /// Size of one head.
         kv_channels: usize = 0 => codecs::HEAD_SIZE;
         /// Keys and values from a latent vector; `kv_channels` is then the size of a key.
@@ -39,7 +41,7 @@ described! {
             },
         };
         /// Vocabulary without padding.
-        vocab_size: usize = 0 => or!(vocab_size, |_| 0);
+        vocab_size: usize = 0 => setting_or!(vocab_size, |_| 0);
         /// Rows of the embedding and output tables, padding included.
         padded_vocab_size: usize = 0;
         /// Longest sequence the position table covers, in tokens.
@@ -69,21 +71,21 @@ described! {
         /// The residual stream is in float32 whatever the layers' dtype; no file of a model says
         /// it.
         #[serde(skip)]
-        fp32_residual: bool = false => same!(fp32_residual_connection);
+        fp32_residual: bool = false => setting!(fp32_residual_connection);
         /// Factor on the word embedding's output.
-        embedding_multiplier: f64 = 1.0 => same!(embedding_multiplier);
+        embedding_multiplier: f64 = 1.0 => setting!(embedding_multiplier);
         /// Factor on the logits.
-        logit_multiplier: f64 = 1.0 => same!(logit_multiplier);
+        logit_multiplier: f64 = 1.0 => setting!(logit_multiplier);
         /// Normalize query and key.
-        qk_layernorm: bool = false => same!(qk_layernorm);
+        qk_layernorm: bool = false => setting!(qk_layernorm);
         /// Scope of one of these norms.
-        qk_layernorm_scope: QkNormScope = QkNormScope::Head => same!(qk_layernorm_scope);
+        qk_layernorm_scope: QkNormScope = QkNormScope::Head => setting!(qk_layernorm_scope);
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => codecs::QK_L2_NORM;
         /// One more score in the softmax of each head, learned and without a value.
         #[serde(default)]
-        attention_sinks: bool = false => same!(attention_sinks);
+        attention_sinks: bool = false => setting!(attention_sinks);
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
@@ -103,7 +105,7 @@ described! {
             write: |bias, decoder, section| section.add_mlp_bias = *bias && !decoder.has_all_biases(),
         };
         /// Gated feed-forward unit.
-        gated_linear_unit: bool = false => same!(gated_linear_unit);
+        gated_linear_unit: bool = false => setting!(gated_linear_unit);
         /// One block in each layer, and which.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hybrid: Option<HybridConfig> = None => super::hybrid::CODEC;
@@ -120,19 +122,19 @@ described! {
             write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
         };
         /// Activation of the unit.
-        activation: Activation = Activation::Gelu => same!(activation_func);
+        activation: Activation = Activation::Gelu => setting!(activation_func);
         /// Bound of a gated unit's gate from above and of its linear half on both sides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        activation_clamp: Option<f64> = None => same!(activation_func_clamp_value);
+        activation_clamp: Option<f64> = None => setting!(activation_func_clamp_value);
         /// Added to the linear half of a gated unit.
         #[serde(default)]
-        linear_offset: f64 = 0.0 => same!(glu_linear_offset);
+        linear_offset: f64 = 0.0 => setting!(glu_linear_offset);
         /// Dropout after the embedding.
-        embedding_dropout: f64 = 0.0 => as_read!(hidden_dropout);
+        embedding_dropout: f64 = 0.0 => read_only!(hidden_dropout);
         /// Dropout before each residual addition.
-        hidden_dropout: f64 = 0.0 => same!(hidden_dropout);
+        hidden_dropout: f64 = 0.0 => setting!(hidden_dropout);
         /// Dropout of attention probabilities.
-        attention_dropout: f64 = 0.0 => same!(attention_dropout);
+        attention_dropout: f64 = 0.0 => setting!(attention_dropout);
         /// Ratio of the model's width to that of the model at which its learning rate and initial
         /// values were found: muP.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -144,80 +146,80 @@ described! {
         /// Layers with the window.
         window_layers: LayerPattern = LayerPattern::All => codecs::WINDOW_LAYERS;
         /// Soft cap on attention scores.
-        attention_softcap: Option<f64> = None => same!(attn_logit_softcapping);
+        attention_softcap: Option<f64> = None => setting!(attn_logit_softcapping);
         /// Soft cap on the logits.
-        logit_softcap: Option<f64> = None => same!(final_logit_softcapping);
+        logit_softcap: Option<f64> = None => setting!(final_logit_softcapping);
         /// The output projection uses the word embedding.
-        share_embeddings_and_output_weights: bool = false => same!(share_embeddings_and_output_weights);
+        share_embeddings_and_output_weights: bool = false => setting!(share_embeddings_and_output_weights);
         /// Layers behind the last one, of which each predicts one more token.
         #[serde(default)]
-        mtp_num_layers: usize = 0 => unless!(mtp_num_layers, |_| 0);
+        mtp_num_layers: usize = 0 => setting_or_omitted!(mtp_num_layers, |_| 0);
         /// Weight of the mean of their losses.
         #[serde(default)]
-        mtp_loss_scaling_factor: f64 = 0.1 => or!(mtp_loss_scaling_factor, |_| 0.1);
+        mtp_loss_scaling_factor: f64 = 0.1 => setting_or!(mtp_loss_scaling_factor, |_| 0.1);
         /// Parts of segments that run again in backward; no file of a model says it.
         #[serde(skip)]
         recomputed: RecomputedParts = RecomputedParts::default() => codecs::RECOMPUTED;
         /// Standard deviation of initial weights.
-        init_method_std: f64 = 0.0 => same!(init_method_std);
+        init_method_std: f64 = 0.0 => setting!(init_method_std);
         /// Standard deviation of initial embeddings.
-        embedding_init_method_std: f64 = 0.0 => unless!(embedding_init_method_std, |decoder| decoder.init_method_std);
+        embedding_init_method_std: f64 = 0.0 => setting_or_omitted!(embedding_init_method_std, |decoder| decoder.init_method_std);
         /// Draw initial values; without it weights start at zero, to be loaded.
-        perform_initialization: bool = true => same!(perform_initialization);
+        perform_initialization: bool = true => setting!(perform_initialization);
     }
 }
 
-described! {
+config_table! {
     /// Sizes of latent attention.
     pub struct LatentConfig {
         /// Size of the latent vector of queries; `None` projects them from the residual stream.
-        q_lora_rank: Option<usize> = None => same!(q_lora_rank);
+        q_lora_rank: Option<usize> = None => setting!(q_lora_rank);
         /// Size of the latent vector of keys and values.
-        kv_lora_rank: usize = 0 => same!(kv_lora_rank);
+        kv_lora_rank: usize = 0 => setting!(kv_lora_rank);
         /// Elements of a head that are not rotated.
-        qk_head_dim: usize = 0 => same!(qk_head_dim);
+        qk_head_dim: usize = 0 => setting!(qk_head_dim);
         /// Elements of a head that are rotated.
-        qk_pos_emb_head_dim: usize = 0 => same!(qk_pos_emb_head_dim);
+        qk_pos_emb_head_dim: usize = 0 => setting!(qk_pos_emb_head_dim);
         /// Elements of a head's values.
-        v_head_dim: usize = 0 => same!(v_head_dim);
+        v_head_dim: usize = 0 => setting!(v_head_dim);
         /// Epsilon of the norms of latent vectors.
-        norm_epsilon: f64 = 1e-6 => as_read!(layernorm_epsilon);
+        norm_epsilon: f64 = 1e-6 => read_only!(layernorm_epsilon);
     }
 }
 
-described! {
+config_table! {
     /// An encoder before the decoder. Its layers are as wide as the decoder's.
     #[derive(Copy)]
     pub struct EncoderConfig {
         /// Number of layers.
-        num_layers: usize = 0 => or!(encoder_num_layers, |_| 0);
+        num_layers: usize = 0 => setting_or!(encoder_num_layers, |_| 0);
         /// Tokens of the decoder's sequences in training; those of the encoder's have the model's
         /// sequence length.
-        target_length: usize = 128 => same!(seq_length_dec);
+        target_length: usize = 128 => setting!(seq_length_dec);
         /// The token that the decoder begins with.
-        start_token: usize = 0 => same!(decoder_start_token_id);
+        start_token: usize = 0 => setting!(decoder_start_token_id);
         /// The decoder's output is divided by the square root of the hidden size before the output
         /// projection.
-        scale_outputs: bool = false => same!(scale_decoder_outputs);
+        scale_outputs: bool = false => setting!(scale_decoder_outputs);
     }
 }
 
-described! {
+config_table! {
     /// A learned number for each head and bucket of distances, added to attention scores.
     #[derive(Copy, Eq)]
     pub struct RelativeConfig {
         /// Buckets of distances.
-        num_buckets: usize = 32 => same!(relative_attention_num_buckets);
+        num_buckets: usize = 32 => setting!(relative_attention_num_buckets);
         /// The distance from which on all are in the last bucket.
-        max_distance: usize = 128 => same!(relative_attention_max_distance);
+        max_distance: usize = 128 => setting!(relative_attention_max_distance);
     }
 }
 
-described! {
+config_table! {
     /// Mixture of experts.
     pub struct MoeConfig {
         /// Experts of a layer.
-        num_experts: usize = 0 => or!(num_moe_experts, |_| 0);
+        num_experts: usize = 0 => setting_or!(num_moe_experts, |_| 0);
         /// The layers that have them.
         layers: LayerPattern = LayerPattern::All => codecs::MOE_LAYERS;
         /// Width of one expert; with a gated unit, of each half.
@@ -228,14 +230,14 @@ described! {
         /// Width that experts read and write, with linear layers from and to the residual stream;
         /// `None` is that of the stream.
         #[serde(default)]
-        latent_size: Option<usize> = None => same!(moe_latent_size);
+        latent_size: Option<usize> = None => setting!(moe_latent_size);
         /// Width of a block that every token goes through beside its experts.
-        shared_expert_intermediate_size: Option<usize> = None => same!(moe_shared_expert_intermediate_size);
+        shared_expert_intermediate_size: Option<usize> = None => setting!(moe_shared_expert_intermediate_size);
         /// Experts a token goes to.
-        topk: usize = 0 => same!(moe_router_topk);
+        topk: usize = 0 => setting!(moe_router_topk);
         /// Function that turns the router's product into scores.
         #[serde(default)]
-        score_function: RouterScoreFunction = RouterScoreFunction::Softmax => same!(moe_router_score_function);
+        score_function: RouterScoreFunction = RouterScoreFunction::Softmax => setting!(moe_router_score_function);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => SettingCodec {
@@ -247,20 +249,20 @@ described! {
         };
         /// Bias of the router.
         #[serde(default)]
-        router_bias: bool = false => same!(moe_router_bias);
+        router_bias: bool = false => setting!(moe_router_bias);
         /// With sigmoid scores: weights are not divided by their sum.
         #[serde(default)]
-        raw_scores: bool = false => same!(moe_router_raw_scores);
+        raw_scores: bool = false => setting!(moe_router_raw_scores);
         /// Equal groups of experts, of which a token uses a few.
         #[serde(default)]
-        num_groups: Option<usize> = None => same!(moe_router_num_groups);
+        num_groups: Option<usize> = None => setting!(moe_router_num_groups);
         /// Groups that a token uses.
         #[serde(default)]
-        group_topk: Option<usize> = None => same!(moe_router_group_topk);
+        group_topk: Option<usize> = None => setting!(moe_router_group_topk);
         /// Experts whose scores add up to that of their group; without it as many as a token would
         /// use of each.
         #[serde(default)]
-        group_score_topk: Option<usize> = None => same!(moe_router_group_score_topk);
+        group_score_topk: Option<usize> = None => setting!(moe_router_group_score_topk);
         /// A bias of each expert that counts in the choice only and is not trained.
         #[serde(default)]
         expert_bias: bool = false => SettingCodec {
@@ -269,31 +271,31 @@ described! {
         };
         /// A gate on the block that every token goes through.
         #[serde(default)]
-        shared_gate: bool = false => same!(moe_shared_expert_gate);
+        shared_gate: bool = false => setting!(moe_shared_expert_gate);
         /// The router's parameters are frozen.
         #[serde(default)]
-        freeze_router: bool = false => same!(freeze_moe_router);
+        freeze_router: bool = false => setting!(freeze_moe_router);
         /// Weights are the softmax over all experts, not over the chosen ones.
-        pre_softmax: bool = false => same!(moe_router_pre_softmax);
+        pre_softmax: bool = false => setting!(moe_router_pre_softmax);
         /// Factor on the weights.
-        topk_scaling_factor: Option<f64> = None => same!(moe_router_topk_scaling_factor);
+        topk_scaling_factor: Option<f64> = None => setting!(moe_router_topk_scaling_factor);
         /// In what the router computes.
         #[serde(default)]
-        router_precision: Option<RouterDType> = None => same!(moe_router_dtype);
+        router_precision: Option<RouterDType> = None => setting!(moe_router_dtype);
         /// In training each element of the router's input is multiplied by a number from within so
         /// much of one.
         #[serde(default)]
-        input_jitter: f64 = 0.0 => unless!(moe_input_jitter_eps, |_| 0.0);
+        input_jitter: f64 = 0.0 => setting_or_omitted!(moe_input_jitter_eps, |_| 0.0);
         /// In training scores are random numbers: for measuring speed.
         #[serde(default)]
-        force_balancing: bool = false => same!(moe_router_force_load_balancing);
+        force_balancing: bool = false => setting!(moe_router_force_load_balancing);
         /// Tokens that an expert takes in training, as a multiple of the mean over experts; `None`
         /// drops none.
         #[serde(default)]
-        capacity_factor: Option<f64> = None => same!(moe_expert_capacity_factor);
+        capacity_factor: Option<f64> = None => setting!(moe_expert_capacity_factor);
         /// Tokens that an expert drops.
         #[serde(default)]
-        drop_policy: TokenDropPolicy = TokenDropPolicy::Probs => same!(moe_token_drop_policy);
+        drop_policy: TokenDropPolicy = TokenDropPolicy::Probs => setting!(moe_token_drop_policy);
         /// In training experts are chosen by scores that Sinkhorn's algorithm has evened out.
         #[serde(default)]
         sinkhorn: bool = false => SettingCodec { read: |section, _| Ok(moe_codecs::is_sinkhorn(section)), write: |_, _, _| {} };
@@ -318,12 +320,12 @@ described! {
             },
         };
         /// Weight of the router's z-loss.
-        z_loss_coeff: f64 = 0.0 => unless!(moe_z_loss_coeff, |_| 0.0);
+        z_loss_coeff: f64 = 0.0 => setting_or_omitted!(moe_z_loss_coeff, |_| 0.0);
         /// Dispatch of tokens to the ranks of their experts.
-        dispatcher: TokenDispatcher = TokenDispatcher::AllGather => same!(moe_token_dispatcher_type);
+        dispatcher: TokenDispatcher = TokenDispatcher::AllGather => setting!(moe_token_dispatcher_type);
         /// The experts of a rank are one operation. The result is the same.
         #[serde(default)]
-        grouped_gemm: bool = false => same!(moe_grouped_gemm);
+        grouped_gemm: bool = false => setting!(moe_grouped_gemm);
     }
 }
 
@@ -348,40 +350,40 @@ pub enum PositionEmbedding {
     None,
 }
 
-described! {
+config_table! {
     /// Rotary position embedding.
     pub struct RopeConfig {
         /// Base of the frequencies.
-        base: f64 = 10_000.0 => same!(rotary_base);
+        base: f64 = 10_000.0 => setting!(rotary_base);
         /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other
         /// layers.
-        windowed_base: Option<f64> = None => same!(rotary_base_local);
+        windowed_base: Option<f64> = None => setting!(rotary_base_local);
         /// Share of the head that is rotated, in `(0, 1]`.
-        percent: f64 = 1.0 => same!(rotary_percent);
+        percent: f64 = 1.0 => setting!(rotary_percent);
         /// Pair even with odd elements instead of the two halves.
-        interleaved: bool = false => same!(rotary_interleaved);
+        interleaved: bool = false => setting!(rotary_interleaved);
         /// Change of the frequencies for longer contexts.
         scaling: Option<RopeScaling> = None => codecs::ROPE_SCALING;
     }
 }
 
-described! {
+config_table! {
     /// Connection of the blocks of a layer to the residual stream: by default `x + block(norm(x))`,
     /// one block after the other.
     #[derive(Copy)]
     pub struct ResidualConfig {
         /// Place of the norms of a layer.
-        norms: NormPlacement = NormPlacement::Before => same!(norm_placement);
+        norms: NormPlacement = NormPlacement::Before => setting!(norm_placement);
         /// Order of attention and the feed-forward block.
-        blocks: BlockOrder = BlockOrder::Sequential => same!(block_order);
+        blocks: BlockOrder = BlockOrder::Sequential => setting!(block_order);
         /// Factor on the output of a block before it is added.
-        branch_multiplier: f64 = 1.0 => same!(residual_multiplier);
+        branch_multiplier: f64 = 1.0 => setting!(residual_multiplier);
         /// Factor on the stream before outputs are added to it.
         stream_multiplier: f64 = 1.0;
         /// True if a block's output is added to the norm that the block reads, not to the stream
         /// before that norm.
         #[serde(default)]
-        adds_to_norm: bool = false => same!(apply_residual_connection_post_layernorm);
+        adds_to_norm: bool = false => setting!(apply_residual_connection_post_layernorm);
     }
 }
 
@@ -413,15 +415,15 @@ impl ResidualConfig {
     }
 }
 
-described! {
+config_table! {
     /// Kind, epsilon and parametrization of the norms.
     #[derive(Copy)]
     pub struct NormConfig {
         /// LayerNorm or RMSNorm.
-        kind: Normalization = Normalization::LayerNorm => same!(normalization);
+        kind: Normalization = Normalization::LayerNorm => setting!(normalization);
         /// Added to variance or mean square.
-        epsilon: f64 = 0.0 => same!(layernorm_epsilon);
+        epsilon: f64 = 0.0 => setting!(layernorm_epsilon);
         /// The stored weight is the factor minus one.
-        zero_centered_gamma: bool = false => same!(layernorm_zero_centered_gamma);
+        zero_centered_gamma: bool = false => setting!(layernorm_zero_centered_gamma);
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::choices::LayerPattern;
 use super::config::{DecoderConfig, PositionEmbedding};
 use super::limits::{LARGEST_SIZE, invalid};
-use super::section::{SettingCodec, described, same};
+use super::section::{SettingCodec, config_table, setting};
 
 /// The key of the `[model]` section that says which block each layer has.
 const PATTERN: &str = "model.hybrid_override_pattern";
@@ -53,14 +53,14 @@ pub struct HybridConfig {
     pub mamba: MambaConfig,
 }
 
-described! {
+config_table! {
     /// Sizes of Mamba-2's block.
     #[derive(Copy)]
     pub struct MambaConfig {
         /// Numbers that the state has for each channel.
-        state_size: usize = 128 => same!(mamba_state_dim);
+        state_size: usize = 128 => setting!(mamba_state_dim);
         /// Channels of a head.
-        head_size: usize = 64 => same!(mamba_head_dim);
+        head_size: usize = 64 => setting!(mamba_head_dim);
         /// Heads.
         num_heads: usize = 0 => SettingCodec {
             read: |section, mamba| {
@@ -70,20 +70,20 @@ described! {
             write: |heads, _, section| section.mamba_num_heads = Some(*heads),
         };
         /// Groups of heads that share inputs and outputs of the state.
-        num_groups: usize = 8 => same!(mamba_num_groups);
+        num_groups: usize = 8 => setting!(mamba_num_groups);
         /// Taps of the convolution.
-        conv_kernel: usize = 4 => same!(mamba_conv_kernel);
+        conv_kernel: usize = 4 => setting!(mamba_conv_kernel);
         /// Bias of the convolution.
-        conv_bias: bool = true => same!(mamba_conv_bias);
+        conv_bias: bool = true => setting!(mamba_conv_bias);
         /// Biases of the projections into and out of the block.
-        proj_bias: bool = false => same!(mamba_proj_bias);
+        proj_bias: bool = false => setting!(mamba_proj_bias);
         /// Tokens that the scan works on at once.
-        chunk_size: usize = 128 => same!(mamba_chunk_size);
+        chunk_size: usize = 128 => setting!(mamba_chunk_size);
         /// Least time step.
-        least_time_step: f64 = 0.0 => same!(mamba_time_step_min);
+        least_time_step: f64 = 0.0 => setting!(mamba_time_step_min);
         /// Largest time step; `None` is unlimited.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        largest_time_step: Option<f64> = None => same!(mamba_time_step_max);
+        largest_time_step: Option<f64> = None => setting!(mamba_time_step_max);
     }
 }
 
@@ -191,7 +191,7 @@ impl DecoderConfig {
         !self.has_block(HybridBlock::Attention) && self.position_embedding == PositionEmbedding::None
     }
 
-    /// The decoder with neutral values of what no layer has, whoever described it.
+    /// The decoder with neutral values of what no layer has, whoever config_table it.
     #[must_use]
     pub(crate) fn without_unused(mut self) -> Self {
         if self.hybrid.is_none() {

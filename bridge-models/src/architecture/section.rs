@@ -20,7 +20,7 @@ pub(crate) struct SettingCodec<T, O> {
 
 /// Declares a table of a decoder's settings: rows of `/// doc`, `name: type = neutral value =>
 /// codec;`. A field without a codec has its neutral value in every `[model]` section.
-macro_rules! described {
+macro_rules! config_table {
     (
         $(#[$meta:meta])*
         pub struct $Name:ident {
@@ -61,8 +61,8 @@ macro_rules! described {
     };
 }
 
-/// A setting of the same type and meaning.
-macro_rules! same {
+/// Codec of a field that is a setting of the same type and meaning.
+macro_rules! setting {
     ($setting:ident) => {
         SettingCodec {
             read: |section, _| Ok(section.$setting.clone()),
@@ -71,43 +71,41 @@ macro_rules! same {
     };
 }
 
-/// A setting that another field writes.
-macro_rules! as_read {
+/// Codec of a field that is read from a setting which another field writes.
+macro_rules! read_only {
     ($setting:ident) => {
         SettingCodec { read: |section, _| Ok(section.$setting), write: |_, _, _| {} }
     };
 }
 
-/// A setting whose absence has a meaning; it is always written.
-macro_rules! or {
-    ($setting:ident, $absent:expr) => {
+/// Codec of a field that is an optional setting, or `$default` of the table if the setting is
+/// absent. The setting is always written.
+macro_rules! setting_or {
+    ($setting:ident, $default:expr) => {
         SettingCodec {
             read: |section, table| {
-                let absent: fn(&Self) -> _ = $absent;
-                Ok(section.$setting.unwrap_or_else(|| absent(table)))
+                let default: fn(&Self) -> _ = $default;
+                Ok(section.$setting.unwrap_or_else(|| default(table)))
             },
             write: |value, _, section| section.$setting = Some(*value),
         }
     };
 }
 
-/// As [`or!`], but written only where it differs from what its absence means.
-macro_rules! unless {
-    ($setting:ident, $absent:expr) => {
+/// [`setting_or!`], but the setting is written only if it differs from `$default`.
+macro_rules! setting_or_omitted {
+    ($setting:ident, $default:expr) => {
         SettingCodec {
-            read: |section, table| {
-                let absent: fn(&Self) -> _ = $absent;
-                Ok(section.$setting.unwrap_or_else(|| absent(table)))
-            },
             write: |value, table, section| {
-                let absent: fn(&Self) -> _ = $absent;
-                section.$setting = Some(*value).filter(|value| *value != absent(table));
+                let default: fn(&Self) -> _ = $default;
+                section.$setting = Some(*value).filter(|value| *value != default(table));
             },
+            ..setting_or!($setting, $default)
         }
     };
 }
 
-pub(crate) use {as_read, described, or, same, unless};
+pub(crate) use {config_table, read_only, setting, setting_or, setting_or_omitted};
 
 impl DecoderConfig {
     /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does
