@@ -8,7 +8,7 @@
 //! | `decoder_layer` | a transformer layer or a hybrid layer |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `listing` | the linear layers of a model |
-//! | `mtp` | layers that predict further tokens |
+//! | `mtp` | layers of multi-token prediction (MTP) |
 //! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `presets` | the benchmark's shapes |
 //!

@@ -16,7 +16,7 @@ use burn::module::{Module, ModuleMapper};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::decoder_layer::DecoderLayer;
-use super::mtp::{self, MultiToken};
+use super::mtp::{self, MultiTokenPrediction};
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
 use crate::blocks::attention::AttentionInput;
@@ -32,8 +32,8 @@ use crate::blocks::residual::scaled;
 use crate::blocks::rope::Rotary;
 use crate::models::encoder_decoder;
 
-/// Numbers of a layer's dropout masks: the second half of a mask's name.
-mod place {
+/// Numbers of the dropout sites in a layer. A layer and a site identify a dropout mask.
+mod dropout_site {
     pub const EMBEDDING: u64 = 0;
     pub const ATTENTION_PROBABILITIES: u64 = 1;
     pub const ATTENTION_OUTPUT: u64 = 2;
@@ -51,8 +51,8 @@ pub struct Decoder {
     output_layer: Option<Table>,
     /// Replacement of the output projection; there is no output table then.
     last_layer: Option<LastLayer>,
-    /// Layers that predict further tokens, on a stage with the head.
-    prediction: Option<MultiToken>,
+    /// Layers of multi-token prediction, on a stage with the head.
+    prediction: Option<MultiTokenPrediction>,
     #[module(skip)]
     rotary: Option<Rotary>,
     #[module(skip)]
@@ -83,22 +83,23 @@ struct Settings {
     embedding_dropout: f64,
 }
 
-/// The tokens of a generation, kept where layers may have to see them again.
+/// Tokens of a generation so far, kept if rotary embeddings depend on the length of the sequence:
+/// layers may then have to process them again.
 #[derive(Debug, Default)]
-struct SeenTokens(Option<Tensor<2, Int>>);
+struct TokenHistory(Option<Tensor<2, Int>>);
 
 /// Modules that own parameters. Their names, which are Megatron's, come from the scopes that they
 /// are declared in.
-struct Parts {
+struct Modules {
     embedding: Option<Embedding>,
     decoder: Block,
     output_layer: Option<Table>,
     last_layer: Option<LastLayer>,
-    prediction: Option<MultiToken>,
+    prediction: Option<MultiTokenPrediction>,
 }
 
-impl Parts {
-    /// Declares and makes the parts of `stage`, segment by segment.
+impl Modules {
+    /// Declares and makes the modules of `stage`, segment by segment.
     ///
     /// If embedding and output are tied and the stage has only the head, it gets its own copy of
     /// the word embedding, with the same name and the same initial values as the first stage's.
@@ -128,15 +129,15 @@ impl Parts {
                 }
             });
         let has_words = embedding.is_some() || config.share_embeddings_and_output_weights;
-        let words = if has_words { mtp::Words::Here } else { mtp::Words::Nowhere };
-        let prediction = head.and_then(|head| MultiToken::new(config, &words, &head));
+        let words = if has_words { mtp::WordEmbedding::OnStage } else { mtp::WordEmbedding::Elsewhere };
+        let prediction = head.and_then(|head| MultiTokenPrediction::new(config, &words, &head));
         Self { embedding, decoder: Block { layers, final_layernorm }, output_layer, last_layer, prediction }
     }
 }
 
 /// Declarations of a stage of the model `config` on the rank of `scope`. No tensors are made.
 fn declare(config: &DecoderConfig, scope: ChunkScope, stage: &Stage) -> Declarations {
-    Parts::new(config, stage, &scope);
+    Modules::new(config, stage, &scope);
     scope.finish()
 }
 
@@ -161,7 +162,7 @@ pub(super) fn outline(
     Outline { declarations, costs: Some(costs) }.adapted(work)
 }
 
-/// Cost of a segment, with this number of outputs of the head instead of the vocabulary;
+/// Cost of a segment. `outputs` replaces the vocabulary as the number of outputs of the head;
 /// `predicting` is the workload of layers of multi-token prediction.
 fn cost(
     config: &DecoderConfig,
@@ -182,7 +183,7 @@ fn cost(
                 Some(outputs) => cost_replaced(outputs, config.hidden_size, work),
                 None => head_cost(config, work),
             };
-            let head = norm.and(last).and(MultiToken::cost(config, predicting));
+            let head = norm.and(last).and(MultiTokenPrediction::cost(config, predicting));
             SegmentCost { input, ..head }
         }
     }
@@ -207,7 +208,7 @@ impl DecoderConfig {
 impl Decoder {
     /// Builds `stage` of the model `config` describes, and declares its parameters in `scope`.
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
-        let Parts { embedding, decoder, output_layer, last_layer, prediction } = Parts::new(config, stage, scope);
+        let Modules { embedding, decoder, output_layer, last_layer, prediction } = Modules::new(config, stage, scope);
         Self {
             embedding,
             decoder,
@@ -252,21 +253,21 @@ impl Decoder {
                 rotary: self.rotary.as_ref().map(|rotary| rotary.tables(length)),
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
-                dropout_key: context.dropout_key(layer, place::ATTENTION_PROBABILITIES),
+                dropout_key: context.dropout_key(layer, dropout_site::ATTENTION_PROBABILITIES),
                 state: None,
                 weight_gradients: context.weight_gradients,
                 max_logit: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
             },
-            attention_key: context.dropout_key(layer, place::ATTENTION_OUTPUT),
+            attention_key: context.dropout_key(layer, dropout_site::ATTENTION_OUTPUT),
             mlp: MoeInput {
                 regions: &self.regions,
                 layer,
                 auxiliary: context.auxiliary,
-                key: context.dropout_key(layer, place::ROUTER),
+                key: context.dropout_key(layer, dropout_site::ROUTER),
                 padding: context.batch.padding.as_deref(),
                 weight_gradients: context.weight_gradients,
             },
-            mlp_key: context.dropout_key(layer, place::MLP_OUTPUT),
+            mlp_key: context.dropout_key(layer, dropout_site::MLP_OUTPUT),
         }
     }
 
@@ -292,7 +293,7 @@ impl Decoder {
         let norm = self.decoder.final_layernorm.as_ref().expect("the head segment exists on stages with a head only");
         let own =
             context.custom_loss.expect("a model without an output projection is run with a loss of the program's");
-        let last = LastOutputs::Replaced(layer, context.dropout_key(0, place::LAST_LAYER));
+        let last = LastOutputs::Replaced(layer, context.dropout_key(0, dropout_site::LAST_LAYER));
         let parts = HeadOutputs { x_btc: norm.forward(x_btc), last, regions: &self.regions };
         own.loss_sum(context.batch, context.mode, &parts)
     }
@@ -305,42 +306,37 @@ impl Decoder {
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
         let x_btc = norm.forward_into_layers(x_btc);
         let accuracy = TokenAccuracy::default();
-        let loss = |x_btc| match context.custom_loss {
+        let mtp = self.prediction.as_ref().map(|prediction| (prediction, x_btc.clone()));
+        let loss = match context.custom_loss {
             Some(own) => {
                 let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
                 own.loss_sum(context.batch, context.mode, &parts)
             }
             None => loss_sum(x_btc, projection, targets, &self.regions, context.auxiliary.metrics.map(|_| &accuracy)),
         };
-        let report = || {
-            if let (Some(metrics), Some((right, counted))) = (context.auxiliary.metrics, accuracy.counts()) {
-                metrics.record(TOKEN_ACCURACY, 0, vec![right as f64, counted as f64]);
-            }
-        };
-        let Some(prediction) = &self.prediction else {
-            let loss = loss(x_btc);
-            report();
+        if let (Some(metrics), Some((right, counted))) = (context.auxiliary.metrics, accuracy.counts()) {
+            metrics.record(TOKEN_ACCURACY, 0, vec![right as f64, counted as f64]);
+        }
+        let Some((prediction, x_btc)) = mtp else {
             return loss;
         };
-        let loss = loss(x_btc.clone());
-        report();
-        let parts = mtp::Parts {
+        let mtp_context = mtp::MtpContext {
             regions: &self.regions,
             batch: context.batch,
             metrics: context.auxiliary.metrics,
-            words: &|table, ids_bt, depth| self.words_further_on(table, ids_bt, depth, context),
-            input: &|depth| self.layer_input_further_on(depth, context),
+            words: &|table, ids_bt, depth| self.mtp_embedding(table, ids_bt, depth, context),
+            input: &|depth| self.mtp_layer_input(depth, context),
             loss: &|x_btc, targets| {
                 let (_, projection) = self.head_parts().expect("this is the head");
                 loss_sum(x_btc, projection, targets, &self.regions, None)
             },
         };
-        prediction.with_losses(loss, x_btc, &parts)
+        prediction.with_losses(loss, x_btc, &mtp_context)
     }
 
-    /// The embedding of words further on in the sequences: by `table`, or else the one that this
-    /// stage has.
-    fn words_further_on(
+    /// Embedding of the later tokens that multi-token prediction reads: from `table`, or from this
+    /// stage's own word embedding.
+    fn mtp_embedding(
         &self,
         table: Option<&Table>,
         ids_bt: Tensor<2, Int>,
@@ -354,36 +350,36 @@ impl Decoder {
         };
         let Settings { vocab_size, num_layers, embedding_multiplier, embedding_dropout, .. } = self.settings;
         let x_btc = rows_of_words(table.unwrap_or_else(own), vocab_size, ids_bt, &self.regions);
-        let key = context.dropout_key(num_layers + depth, place::EMBEDDING);
+        let key = context.dropout_key(num_layers + depth, dropout_site::EMBEDDING);
         self.regions.dropout(scaled(x_btc, embedding_multiplier), embedding_dropout, key)
     }
 
-    /// Inputs besides the stream of a layer that predicts further tokens. It is numbered behind the
-    /// last layer, and computes the gradients of its weights at once, as the head does.
-    fn layer_input_further_on<'a>(&'a self, depth: usize, context: &'a ForwardContext) -> LayerInput<'a> {
+    /// Inputs of a layer of multi-token prediction besides the residual stream. Its number follows
+    /// the last layer's. As in the head, weight gradients are not deferred.
+    fn mtp_layer_input<'a>(&'a self, depth: usize, context: &'a ForwardContext) -> LayerInput<'a> {
         let mut input = self.layer_input(self.settings.num_layers + depth, context);
         (input.attention.weight_gradients, input.mlp.weight_gradients) = (None, None);
         input
     }
 
-    /// The new tokens, behind all earlier ones where those are rotated otherwise in a sequence that
-    /// is now this long: what layers remember of them is forgotten then.
-    fn with_tokens_to_see_again(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Tensor<2, Int> {
+    /// Tokens that layers must process now: the new ones, or all tokens of the generation if rotary
+    /// embeddings of earlier positions change with the new length. The KV caches are cleared then.
+    fn tokens_to_reprocess(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Tensor<2, Int> {
         let Some(rotary) = self.rotary.as_ref().filter(|rotary| rotary.depends_on_length()) else {
             return tokens_bt;
         };
         let [_, new] = tokens_bt.dims();
-        let SeenTokens(seen) = state.layer(self.decoder.layers.len());
-        let all_bt = match seen.take() {
-            Some(seen_bt) => Tensor::cat(vec![seen_bt, tokens_bt.clone()], 1),
+        let TokenHistory(history) = state.layer(self.decoder.layers.len());
+        let all_bt = match history.take() {
+            Some(earlier_bt) => Tensor::cat(vec![earlier_bt, tokens_bt.clone()], 1),
             None => tokens_bt.clone(),
         };
-        *seen = Some(all_bt.clone());
+        *history = Some(all_bt.clone());
         if !rotary.changes(state.length, state.length + new) {
             return tokens_bt;
         }
         *state = self.new_state();
-        *state.layer(self.decoder.layers.len()) = SeenTokens(Some(all_bt.clone()));
+        *state.layer(self.decoder.layers.len()) = TokenHistory(Some(all_bt.clone()));
         all_bt
     }
 
@@ -416,7 +412,7 @@ impl Segments for Decoder {
         let before_layers = usize::from(self.embedding.is_some());
         if index < before_layers {
             let embedding = self.embedding.as_ref().expect("there is a segment before the layers");
-            let key = context.dropout_key(0, place::EMBEDDING);
+            let key = context.dropout_key(0, dropout_site::EMBEDDING);
             let batch = context.batch;
             let x_btc = embedding.forward(batch.tokens.clone(), &batch.positions, &self.regions, key);
             return SegmentOutput::Boundary(Boundary::hidden_states(x_btc));
@@ -461,7 +457,7 @@ impl Segments for Decoder {
         let (norm, projection) = self.head_parts()?;
         let regions = self.regions.with_whole_sequences();
         let [_, new] = tokens_bt.dims();
-        let tokens_bt = self.with_tokens_to_see_again(tokens_bt, state);
+        let tokens_bt = self.tokens_to_reprocess(tokens_bt, state);
         let [_, t] = tokens_bt.dims();
         let positions = Positions::From(state.length);
         let length = state.length + t;
@@ -499,7 +495,7 @@ impl Segments for Decoder {
 
     fn new_state(&self) -> GenerationState {
         let layers = self.decoder.layers.iter().map(DecoderLayer::new_state);
-        // Behind the layers' what `with_tokens_to_see_again` remembers.
-        GenerationState::new(layers.chain([Box::new(SeenTokens::default()) as LayerState]).collect())
+        // The token history of `tokens_to_reprocess` follows the states of the layers.
+        GenerationState::new(layers.chain([Box::new(TokenHistory::default()) as LayerState]).collect())
     }
 }

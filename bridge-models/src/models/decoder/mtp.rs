@@ -1,10 +1,10 @@
 //! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers behind the last one
 //! that predict the tokens after the next one.
 //!
-//! Layer `k` (from 0) reads, of each token, what the layers before made of it, and the embedding of
-//! the token `k + 1` places on; it predicts the token after that. Embedding and output table are
-//! the model's. The layers are part of the head's segment: they need its norm's output and its
-//! table, and nothing reads what they make but their losses (equations 21 to 25).
+//! Layer `k` (from 0) reads the hidden state of each token and the embedding of the token `k + 1`
+//! positions later. It predicts the token after that (equations 21 to 25). The layers share the
+//! model's embedding and output table. They are part of the head's segment: they need its norm's
+//! output and its table, and only their losses leave the segment.
 
 use bridge_core::model::{
     Batch, Component, GradientScope, LayerMetrics, PREDICTION_LOSS, PassKind, Scope, SegmentCost, SegmentRole,
@@ -28,24 +28,24 @@ use crate::blocks::regions::{Regions, exchange};
 
 /// The layers, and the word embedding that they need.
 #[derive(Module, Debug)]
-pub(super) struct MultiToken {
+pub(super) struct MultiTokenPrediction {
     /// A copy of the word embedding, on a stage that has it neither before the first layer nor as
     /// the output's table.
     words: Option<Table>,
-    layers: Vec<PredictionLayer>,
-    /// Global number of the first.
+    layers: Vec<MultiTokenPredictionLayer>,
+    /// Global number of the first of these layers.
     first_layer: usize,
     /// Factor on the sum of the layers' losses.
     weight: f64,
 }
 
 #[derive(Module, Debug)]
-struct PredictionLayer {
+struct MultiTokenPredictionLayer {
     /// Norm of the embedding.
     enorm: Norm,
-    /// Norm of what the layers before made.
+    /// Norm of the hidden states of the layer before.
     hnorm: Norm,
-    /// From both to the residual stream.
+    /// Projection of both, side by side, to the residual stream.
     eh_proj: Linear,
     transformer_layer: TransformerLayer,
     final_layernorm: Norm,
@@ -71,30 +71,30 @@ pub(crate) fn name_behind_layers(name: &str, num_layers: usize) -> Option<String
 }
 
 /// Word embedding of a stage with the head.
-pub(super) enum Words {
-    /// In front of its first layer, or as the output's table.
-    Here,
-    /// Nowhere.
-    Nowhere,
+pub(super) enum WordEmbedding {
+    /// On the stage, as its input embedding or its output table.
+    OnStage,
+    /// On another stage: the layers get a copy.
+    Elsewhere,
 }
 
-impl MultiToken {
+impl MultiTokenPrediction {
     /// The layers of the model's head, whose scope is `head`; `None` for a model without.
-    pub fn new(config: &DecoderConfig, words: &Words, head: &Scope) -> Option<Self> {
+    pub fn new(config: &DecoderConfig, words: &WordEmbedding, head: &Scope) -> Option<Self> {
         if config.mtp_num_layers == 0 {
             return None;
         }
         let words = match words {
-            Words::Here => {
+            WordEmbedding::OnStage => {
                 head.uses(WORD_EMBEDDINGS);
                 None
             }
-            Words::Nowhere => {
+            WordEmbedding::Elsewhere => {
                 Some(Embedding::words_at(config, &head.component(Component::Embedding).child("embedding")))
             }
         };
         let scope = |depth| head.of_layer(config.num_layers + depth).child(&format!("{LAYERS}{depth}"));
-        let layer = |depth| PredictionLayer::new(config, &scope(depth));
+        let layer = |depth| MultiTokenPredictionLayer::new(config, &scope(depth));
         Some(Self {
             words,
             layers: (0..config.mtp_num_layers).map(layer).collect(),
@@ -132,19 +132,19 @@ impl MultiToken {
 
     /// The loss of the model with the gradients of the layers' losses: its value is that of `loss`
     /// alone. Without gradients nothing is computed.
-    pub fn with_losses(&self, loss: Tensor<1>, x_btc: Tensor<3>, parts: &Parts) -> Tensor<1> {
+    pub fn with_losses(&self, loss: Tensor<1>, x_btc: Tensor<3>, context: &MtpContext) -> Tensor<1> {
         if !loss.device().is_autodiff() {
             return loss;
         }
-        let ahead = Ahead::new(parts.batch, parts.regions);
+        let shifted = ShiftedLabels::new(context.batch, context.regions);
         let mut stream = x_btc;
         let mut losses: Option<Tensor<1>> = None;
         for (depth, layer) in self.layers.iter().enumerate() {
-            let words = (parts.words)(self.words.as_ref(), ahead.labels(depth), depth);
-            stream = layer.forward(stream, words, &|| (parts.input)(depth));
-            let targets = ahead.targets(depth + 1);
-            let tokens = parts.metrics.map(|metrics| (metrics, targets.mask_bt.clone().sum()));
-            let loss = (parts.loss)(stream.clone(), targets);
+            let words = (context.words)(self.words.as_ref(), shifted.labels(depth), depth);
+            stream = layer.forward(stream, words, &|| (context.input)(depth));
+            let targets = shifted.targets(depth + 1);
+            let tokens = context.metrics.map(|metrics| (metrics, targets.mask_bt.clone().sum()));
+            let loss = (context.loss)(stream.clone(), targets);
             if let Some((metrics, tokens)) = tokens {
                 let values = [&loss, &tokens].map(|sum| f64::from(sum.clone().into_scalar::<f32>()));
                 metrics.record(PREDICTION_LOSS, self.first_layer + depth, values.to_vec());
@@ -160,11 +160,11 @@ impl MultiToken {
     }
 }
 
-/// By a table, or the stage's own, from ids `[b, t]` to `[b, t, c]` at a depth.
+/// Embeds ids `[b, t]` as `[b, t, c]`, by a table or the stage's own, at a depth.
 pub(super) type EmbedWords<'a> = dyn Fn(Option<&Table>, Tensor<2, Int>, usize) -> Tensor<3> + 'a;
 
-/// Parts of the model that the layers need.
-pub(super) struct Parts<'a> {
+/// The model around the layers: inputs, embedding and loss.
+pub(super) struct MtpContext<'a> {
     pub regions: &'a Regions,
     pub batch: &'a Batch,
     /// Takes the layers' losses.
@@ -178,7 +178,7 @@ pub(super) struct Parts<'a> {
     pub loss: &'a dyn Fn(Tensor<3>, Targets) -> Tensor<1>,
 }
 
-impl PredictionLayer {
+impl MultiTokenPredictionLayer {
     fn new(config: &DecoderConfig, scope: &Scope) -> Self {
         let c = config.hidden_size;
         let norm = |name| Norm::new(config.norm, c, scope, name);
@@ -194,7 +194,7 @@ impl PredictionLayer {
             enorm: norm("enorm"),
             hnorm: norm("hnorm"),
             eh_proj: Linear::new(&projection, &scope.component(Component::Mlp), "eh_proj"),
-            // Of the sort of the last layer.
+            // Like the last layer of the decoder.
             transformer_layer: TransformerLayer::at(config, config.num_layers - 1, [&layer, &layer]),
             final_layernorm: norm("final_layernorm"),
             is_wide: config.fp32_residual,
@@ -220,8 +220,8 @@ impl PredictionLayer {
 /// The dimension of the sequence.
 const SEQUENCE: usize = 1;
 
-/// Labels and their weights further on in the sequence.
-struct Ahead<'a> {
+/// Labels of later tokens, and their weights.
+struct ShiftedLabels<'a> {
     regions: &'a Regions,
     /// Labels of whole sequences.
     labels_bs: Tensor<2, Int>,
@@ -229,7 +229,7 @@ struct Ahead<'a> {
     documents_bs: Option<Tensor<2, Int>>,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> ShiftedLabels<'a> {
     /// All ranks that share the sequences of `batch` call this together.
     fn new(batch: &Batch, regions: &'a Regions) -> Self {
         let group = regions.context();
@@ -242,20 +242,20 @@ impl<'a> Ahead<'a> {
         Self { regions, labels_bs: whole(batch.labels.clone()), mask_bs, documents_bs }
     }
 
-    /// Label `places` positions after each of this rank's tokens; 0 beyond the end.
-    fn labels(&self, places: usize) -> Tensor<2, Int> {
-        self.own(shifted(self.labels_bs.clone(), places))
+    /// Label `offset` positions after each of this rank's tokens; 0 beyond the end.
+    fn labels(&self, offset: usize) -> Tensor<2, Int> {
+        self.own(shifted(self.labels_bs.clone(), offset))
     }
 
-    /// The same as targets. None is beyond the end, or of another document.
-    fn targets(&self, places: usize) -> Targets {
-        let mut mask_bs = shifted(self.mask_bs.clone(), places);
+    /// [`Self::labels`] as targets. Labels beyond the end or of another document have no weight.
+    fn targets(&self, offset: usize) -> Targets {
+        let mut mask_bs = shifted(self.mask_bs.clone(), offset);
         if let Some(documents_bs) = &self.documents_bs {
-            let is_same = documents_bs.clone().equal(shifted(documents_bs.clone(), places));
+            let is_same = documents_bs.clone().equal(shifted(documents_bs.clone(), offset));
             let dtype = mask_bs.dtype();
             mask_bs = mask_bs * is_same.float().cast(FloatDType::from(dtype));
         }
-        Targets { labels_bt: self.labels(places), mask_bt: self.own(mask_bs) }
+        Targets { labels_bt: self.labels(offset), mask_bt: self.own(mask_bs) }
     }
 
     /// This rank's part of whole sequences.
@@ -270,18 +270,18 @@ impl<'a> Ahead<'a> {
     }
 }
 
-/// Each sequence shifted by `places` positions, zeros at its end.
-fn shifted<K: Numeric>(x_bs: Tensor<2, K>, places: usize) -> Tensor<2, K> {
+/// Each sequence shifted to the left by `offset` positions, zeros at its end.
+fn shifted<K: Numeric>(x_bs: Tensor<2, K>, offset: usize) -> Tensor<2, K> {
     let [b, s] = x_bs.dims();
-    let places = places.min(s);
-    if places == 0 {
+    let offset = offset.min(s);
+    if offset == 0 {
         return x_bs;
     }
-    let zeros = Tensor::zeros([b, places], (&x_bs.device(), x_bs.dtype()));
-    if places == s {
+    let zeros = Tensor::zeros([b, offset], (&x_bs.device(), x_bs.dtype()));
+    if offset == s {
         return zeros;
     }
-    Tensor::cat(vec![x_bs.narrow(SEQUENCE, places, s - places), zeros], SEQUENCE)
+    Tensor::cat(vec![x_bs.narrow(SEQUENCE, offset, s - offset), zeros], SEQUENCE)
 }
 
 /// Labels, weights and documents of whole sequences, to every rank that shares them.
