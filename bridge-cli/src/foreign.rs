@@ -10,8 +10,8 @@ use crate::failure::Failure;
 /// Opens a Hugging Face folder or a GGUF file, and says what has to be known of it.
 pub fn open_foreign(path: &Path) -> Result<HfModel, Failure> {
     let model = HfModel::open(path).map_err(Failure::input)?;
-    if let Some(remark) = model.remark() {
-        complain(&format!("warning: {remark}"));
+    if let Some(warning) = model.unused_warning() {
+        complain(&format!("warning: {warning}"));
     }
     Ok(model)
 }

@@ -240,9 +240,9 @@ pub fn build_whole(
 
 /// Companions in a Hugging Face folder or a GGUF file.
 pub fn companions_of_foreign(model: &HfModel) -> Result<Companions, Failure> {
-    let packed = unpack(model.packed_files())?;
+    let unpacked = unpack(model.tokenizer_files())?;
     let path = model.source().path();
-    let folder = if path.is_dir() { path } else { packed.path() };
+    let folder = if path.is_dir() { path } else { unpacked.path() };
     Companions::in_folder(folder, model.eos_token_ids())
 }
 

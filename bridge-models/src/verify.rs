@@ -114,9 +114,9 @@ pub enum VerifyError {
 pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
     let reference = HfCheckpoint::open_file(reference)?;
     let mut model = HfModel::open(folder)?;
-    let predicts = model.predictions().any(|stored| reference.shape(&format!("{GRADIENT}{}", stored.name)).is_some());
+    let predicts = model.mtp_tensors().any(|stored| reference.shape(&format!("{GRADIENT}{}", stored.name)).is_some());
     if !predicts {
-        model = model.without_predictions()?;
+        model = model.without_mtp()?;
     }
     let chunk = model.build(&device.clone().autodiff())?;
     compare(&model, None, chunk, reference, device)
@@ -138,7 +138,7 @@ pub fn verify_adapter(
     device: &Device,
 ) -> Result<VerifyReport, VerifyError> {
     let reference = HfCheckpoint::open_file(reference)?;
-    let model = HfModel::open(folder)?.without_predictions()?;
+    let model = HfModel::open(folder)?.without_mtp()?;
     let adapter = PeftAdapter::open(adapter, &model)?;
     let chunk = adapter.build(&model, &device.clone().autodiff())?;
     compare(&model, Some(&adapter), chunk, reference, device)

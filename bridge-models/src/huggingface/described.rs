@@ -18,14 +18,14 @@ use crate::families::{FAMILIES, with_model_type};
 pub(super) struct Described {
     pub settings: Map<String, Value>,
     pub architecture: Architecture,
-    /// Keys that nothing here follows from.
+    /// Keys that have no effect here.
     pub unread: Vec<String>,
 }
 
-/// Reads it.
+/// Reads the `config.json` of a folder.
 ///
 /// # Errors
-/// If it is missing or damaged, or describes what is not known here.
+/// If the file is missing or damaged, or describes an unknown model.
 pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
     let settings = read_settings(folder)?;
     let settings = family(&Fields::new(&settings))?.with_own_keys(settings)?;
@@ -38,16 +38,16 @@ pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
     Ok(Described { settings, architecture, unread })
 }
 
-/// Message for the user about a folder whose weights need not be opened; `None` for other folders.
-pub(super) fn remark_on(folder: &Path) -> Option<String> {
-    told(folder, &read_folder(folder).ok()?.unread)
+/// [`unread_keys_message`] of a folder whose weights are not opened.
+pub(super) fn unread_keys_warning(folder: &Path) -> Option<String> {
+    unread_keys_message(folder, &read_folder(folder).ok()?.unread)
 }
 
-/// Unread keys of a folder, in words.
-pub(super) fn told(folder: &Path, unread: &[String]) -> Option<String> {
+/// Message that lists the unread keys of a folder.
+pub(super) fn unread_keys_message(folder: &Path, unread: &[String]) -> Option<String> {
     let path = folder.join("config.json");
-    let told = || format!("{}: not read, and without effect here: {}", path.display(), unread.join(", "));
-    (!unread.is_empty()).then(told)
+    let message = || format!("{}: not read, and without effect here: {}", path.display(), unread.join(", "));
+    (!unread.is_empty()).then(message)
 }
 
 /// The table of a folder's `config.json`.

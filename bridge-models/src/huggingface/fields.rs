@@ -69,7 +69,8 @@ impl<'a> Fields<'a> {
 
     /// The table under `key`, whose keys are reported with `prefix`.
     pub fn table(&self, key: &str, prefix: &'a str) -> Result<Option<Fields<'a>>, HfError> {
-        self.typed(key, "a table", Value::as_object).map(|values| values.map(|values| Fields::from_table(prefix, values)))
+        self.typed(key, "a table", Value::as_object)
+            .map(|values| values.map(|values| Fields::from_table(prefix, values)))
     }
 
     /// [`Self::table`], but `None` where it is empty: transformers takes tables whose truth value

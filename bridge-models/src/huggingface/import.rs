@@ -13,7 +13,7 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde_json::{Map, Value};
 
 use super::checkpoint::HfCheckpoint;
-use super::described::{Architecture, Described, read_folder, told};
+use super::described::{Architecture, Described, read_folder, unread_keys_message};
 use super::error::{HfError, TensorProblem};
 use super::family::Family;
 use super::fields::Fields;
@@ -23,7 +23,8 @@ use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
 
-/// An opened folder whose configuration is understood and whose tensors are those of the model.
+/// A Hugging Face folder or GGUF file: its configuration, and tensors with the names and shapes that
+/// the model needs.
 #[derive(Debug)]
 pub struct HfModel {
     family: &'static Family,
@@ -31,15 +32,15 @@ pub struct HfModel {
     eos_token_ids: Vec<i64>,
     settings: Map<String, Value>,
     /// Files of the tokenizer that are in the same file as the tensors.
-    packed: BTreeMap<String, Vec<u8>>,
+    tokenizer_files: BTreeMap<String, Vec<u8>>,
     source: Box<dyn TensorSource>,
     map: WeightMap,
     experts: ExpertLayout,
     /// The family's prefix, if the files leave it out.
     dropped_prefix: Option<&'static str>,
     /// Names in the files of tensors that are stored under an alternative name only.
-    stand_ins: BTreeMap<String, String>,
-    /// Keys of `config.json` that nothing here follows from.
+    aliases: BTreeMap<String, String>,
+    /// Keys of `config.json` that have no effect here.
     unread: Vec<String>,
 }
 
@@ -70,7 +71,7 @@ impl HfModel {
     fn new(
         architecture: Architecture,
         settings: Map<String, Value>,
-        packed: BTreeMap<String, Vec<u8>>,
+        tokenizer_files: BTreeMap<String, Vec<u8>>,
         source: Box<dyn TensorSource>,
     ) -> Result<Self, HfError> {
         let Architecture { family, config, eos_token_ids, .. } = architecture;
@@ -79,24 +80,24 @@ impl HfModel {
         let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
         let dropped_prefix = (!has_prefix).then_some(family.prefix);
-        let (unread, stand_ins) = (Vec::new(), BTreeMap::new());
+        let (unread, aliases) = (Vec::new(), BTreeMap::new());
         let mut model = Self {
             family,
             config,
             eos_token_ids,
             settings,
-            packed,
+            tokenizer_files,
             source,
             map,
             experts,
             dropped_prefix,
-            stand_ins,
+            aliases,
             unread,
         };
-        if !model.has_predictions() {
-            model = model.without_predictions()?;
+        if !model.has_mtp_tensors() {
+            model = model.without_mtp()?;
         }
-        model.stand_ins = model.found_stand_ins();
+        model.aliases = model.find_aliases();
         let mut problems = model.problems()?;
         if !problems.is_empty() {
             let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
@@ -110,19 +111,19 @@ impl HfModel {
         }
         if !problems.is_empty() {
             let path = model.source.path().to_owned();
-            return Err(model.wrapper().unwrap_or(HfError::Tensors { path, problems }));
+            return Err(model.diagnose_wrapped_names().unwrap_or(HfError::Tensors { path, problems }));
         }
         Ok(model)
     }
 
     /// True if files have a tensor of the layers of multi-token prediction. Transformers drops them
     /// and leaves the setting with their number.
-    fn has_predictions(&self) -> bool {
-        self.predictions().any(|stored| self.source.shape(self.name_in_file(&stored.name)).is_some())
+    fn has_mtp_tensors(&self) -> bool {
+        self.mtp_tensors().any(|stored| self.source.shape(self.name_in_file(&stored.name)).is_some())
     }
 
     /// The tensors of the layers of multi-token prediction.
-    pub fn predictions(&self) -> impl Iterator<Item = &StoredTensor> {
+    pub fn mtp_tensors(&self) -> impl Iterator<Item = &StoredTensor> {
         let is_behind = |entry: &&WeightEntry| name_behind_layers(&entry.parameter, self.config.num_layers).is_some();
         self.map.entries().iter().filter(is_behind).flat_map(|entry| &entry.tensors)
     }
@@ -131,7 +132,7 @@ impl HfModel {
     ///
     /// # Errors
     /// If the family has no place for one of the parameters.
-    pub fn without_predictions(mut self) -> Result<Self, HfError> {
+    pub fn without_mtp(mut self) -> Result<Self, HfError> {
         if self.config.mtp_num_layers > 0 {
             self.config.mtp_num_layers = 0;
             self.map = WeightMap::new(self.family, &self.config, self.experts)?;
@@ -146,15 +147,16 @@ impl HfModel {
 
     /// Warning for users of the model: keys of `config.json` that are set and that have no effect
     /// here. A model with code of its own may compute something else then.
-    pub fn remark(&self) -> Option<String> {
+    pub fn unused_warning(&self) -> Option<String> {
         let dropped: Vec<&str> =
             self.source.tensors().map(|(name, _)| name).filter(|name| self.is_dropped(name)).collect();
         let of_tensors = dropped.first().map(|name| {
             let (path, count) = (self.source.path().display(), dropped.len());
             format!("{path}: not read, as in transformers: {count} tensors such as `{name}`")
         });
-        let remarks: Vec<String> = told(self.source.path(), &self.unread).into_iter().chain(of_tensors).collect();
-        (!remarks.is_empty()).then(|| remarks.join("\nwarning: "))
+        let warnings: Vec<String> =
+            unread_keys_message(self.source.path(), &self.unread).into_iter().chain(of_tensors).collect();
+        (!warnings.is_empty()).then(|| warnings.join("\nwarning: "))
     }
 
     /// True if transformers ignores a tensor of this name.
@@ -177,14 +179,14 @@ impl HfModel {
         &self.eos_token_ids
     }
 
-    /// The table of `config.json`, or what stands for it.
+    /// The table of `config.json`, or its counterpart in a GGUF file.
     pub fn settings(&self) -> &Map<String, Value> {
         &self.settings
     }
 
-    /// The tokenizer's files of a model that is not a folder but a file, by name.
-    pub fn packed_files(&self) -> &BTreeMap<String, Vec<u8>> {
-        &self.packed
+    /// Files of the tokenizer by name, if the model is a GGUF file.
+    pub fn tokenizer_files(&self) -> &BTreeMap<String, Vec<u8>> {
+        &self.tokenizer_files
     }
 
     /// Parameters with their Hugging Face names.
@@ -294,7 +296,7 @@ impl HfModel {
         }
     }
 
-    /// Some rows of a parameter, whole: what a stream of it is made of.
+    /// Rows of a parameter, for streaming it.
     ///
     /// # Errors
     /// As [`TensorSource::read_into`].
@@ -313,17 +315,17 @@ impl HfModel {
 
     /// Name of a tensor in the files.
     pub fn name_in_file<'a>(&'a self, name: &'a str) -> &'a str {
-        if let Some(other) = self.stand_ins.get(name) {
+        if let Some(other) = self.aliases.get(name) {
             return other;
         }
-        let former = || self.family.weights.iter().copied().flatten().find_map(|rule| rule.former_name(name));
-        match self.source.shape(name).is_none().then(former).flatten() {
-            Some(former) if self.source.shape(former).is_some() => former,
+        let legacy_name = || self.family.weights.iter().copied().flatten().find_map(|rule| rule.legacy_name_of(name));
+        match self.source.shape(name).is_none().then(legacy_name).flatten() {
+            Some(legacy) if self.source.shape(legacy).is_some() => legacy,
             Some(_) | None => self.dropped_prefix.and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name),
         }
     }
 
-    /// Everything that is wrong with the tensors.
+    /// Missing, unexpected and misshapen tensors.
     fn problems(&self) -> Result<Vec<TensorProblem>, HfError> {
         let mut problems = Vec::new();
         let mut expected = std::collections::BTreeSet::new();
@@ -363,25 +365,25 @@ impl HfModel {
     fn copies(&self) -> HashMap<&str, &str> {
         let entries = self.map.entries().iter();
         let copied = entries.flat_map(|entry| entry.copies.iter().map(move |copy| (copy.as_str(), entry)));
-        let all = copied.chain(self.shared());
+        let all = copied.chain(self.alternative_names());
         all.map(|(copy, entry)| (self.name_in_file(copy), self.name_in_file(&entry.tensors[0].name))).collect()
     }
 
     /// Alternative names of tensors, of which files may contain any.
-    fn shared(&self) -> impl Iterator<Item = (&str, &WeightEntry)> {
+    fn alternative_names(&self) -> impl Iterator<Item = (&str, &WeightEntry)> {
         let is_tied = self.config.share_embeddings_and_output_weights;
         let rules = self.family.weights.iter().copied().flatten().filter(move |_| is_tied);
         let of_output = rules.flat_map(|rule| rule.own_names("output_layer.weight"));
         let embedding = self.map.entry("embedding.word_embeddings.weight");
         let tied = of_output.filter_map(move |name| Some((name, embedding?)));
-        let repeated = self.map.entries().iter();
-        tied.chain(repeated.flat_map(|entry| entry.repeats.iter().map(move |name| (*name, entry))))
+        let all = self.map.entries().iter();
+        tied.chain(all.flat_map(|entry| entry.optional_aliases.iter().map(move |name| (*name, entry))))
     }
 
     /// Maps each tensor that the files have only under an alternative name to that name.
-    fn found_stand_ins(&self) -> BTreeMap<String, String> {
+    fn find_aliases(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
-        for (name, entry) in self.shared() {
+        for (name, entry) in self.alternative_names() {
             let own = &entry.tensors[0].name;
             let is_there = |name: &str| self.source.shape(self.name_in_file(name)).is_some();
             if !is_there(own) && is_there(name) {
@@ -393,7 +395,7 @@ impl HfModel {
 
     /// Diagnoses names that a wrapper has changed: returns an error if most match the model's
     /// without its prefix.
-    fn wrapper(&self) -> Option<HfError> {
+    fn diagnose_wrapped_names(&self) -> Option<HfError> {
         const WRAPPERS: [(&str, &str); 4] = [
             (
                 "_orig_mod.",

@@ -14,7 +14,7 @@ use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
 use super::checkpoint::io;
-use super::described::remark_on;
+use super::described::unread_keys_warning;
 use super::error::HfError;
 use super::import::HfModel;
 use super::json::table_to_text;
@@ -109,7 +109,7 @@ impl HfModel {
     /// If one cannot be read.
     pub fn companions(&self) -> Result<BTreeMap<String, Vec<u8>>, HfError> {
         let folder = self.source().path();
-        let mut files = self.packed_files().clone();
+        let mut files = self.tokenizer_files().clone();
         let templates = folder.join(NAMED_TEMPLATES);
         for (folder, before) in [(folder, String::new()), (templates.as_path(), format!("{NAMED_TEMPLATES}/"))] {
             if !folder.is_dir() {
@@ -179,7 +179,7 @@ fn open(path: &Path) -> Result<Snapshot, Error> {
 }
 
 fn remark(path: &Path) -> Option<String> {
-    remark_on(path)
+    unread_keys_warning(path)
 }
 
 /// The place, and name, size and time of the last change of each file with settings or weights;

@@ -31,15 +31,15 @@ pub(crate) struct WeightRule {
     /// Layout of the experts of a layer in tensors.
     experts: ExpertLayout,
     /// Name of the tensor in files of earlier versions of transformers.
-    former: Option<&'static str>,
+    legacy_name: Option<&'static str>,
     /// Names of copies of the tensor in layers of multi-token prediction; `{}` is the number of
     /// such a layer behind all others.
     copies: &'static [&'static str],
     /// Alternative names. Files may contain the tensor under these as well, or under one of these
     /// alone; exports do not write them.
-    repeats: &'static [&'static str],
-    /// The models whose parameter is stored so; `None` for all.
-    of: Option<fn(&DecoderConfig) -> bool>,
+    optional_aliases: &'static [&'static str],
+    /// Models that the rule applies to; `None` for all.
+    applies_to: Option<fn(&DecoderConfig) -> bool>,
 }
 
 /// Layout of the experts of a layer in files.
@@ -54,7 +54,7 @@ pub enum ExpertLayout {
     Stacked,
 }
 
-/// A parameter that is one tensor, as it is.
+/// Rule of a parameter that is stored unchanged as one tensor.
 pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
     WeightRule {
         megatron,
@@ -62,49 +62,50 @@ pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'stati
         fusion: Fusion::Single,
         storage: Storage::RowsAreOutputs,
         experts: ExpertLayout::Apart,
-        former: None,
+        legacy_name: None,
         copies: &[],
-        repeats: &[],
-        of: None,
+        optional_aliases: &[],
+        applies_to: None,
     }
 }
 
 impl WeightRule {
-    /// The tensors make up the parameter in this way.
+    /// Sets how the parameter is composed of the tensors.
     pub const fn fused(self, fusion: Fusion) -> Self {
         Self { fusion, ..self }
     }
 
-    /// Files of earlier versions of transformers call the tensor so.
-    pub const fn formerly(self, name: &'static str) -> Self {
-        Self { former: Some(name), ..self }
+    /// Sets the name of the tensor in files of earlier versions of transformers.
+    pub const fn with_legacy_name(self, name: &'static str) -> Self {
+        Self { legacy_name: Some(name), ..self }
     }
 
-    /// Former name of `name`, if that is the rule's tensor.
-    pub fn former_name(&self, name: &str) -> Option<&'static str> {
-        self.former.filter(|_| self.hugging_face == [name])
+    /// Legacy name of the tensor `name`, if `name` is the rule's tensor.
+    pub fn legacy_name_of(&self, name: &str) -> Option<&'static str> {
+        self.legacy_name.filter(|_| self.hugging_face == [name])
     }
 
-    /// Layers of multi-token prediction have copies of the tensor under these names.
-    pub const fn copied(self, copies: &'static [&'static str]) -> Self {
+    /// Sets the names of copies of the tensor in layers of multi-token prediction.
+    pub const fn with_copies(self, copies: &'static [&'static str]) -> Self {
         Self { copies, ..self }
     }
 
-    /// Files may have the tensor under these names too, or under one of these alone.
-    pub const fn repeated(self, names: &'static [&'static str]) -> Self {
-        Self { repeats: names, ..self }
+    /// Sets alternative names. Files may have the tensor under these as well, or under one of these
+    /// alone.
+    pub const fn with_optional_aliases(self, names: &'static [&'static str]) -> Self {
+        Self { optional_aliases: names, ..self }
     }
 
     /// The names that files have for the only tensor of `parameter`, if the rule is its own.
     pub fn own_names(&self, parameter: &str) -> impl Iterator<Item = &'static str> + use<> {
         let is_own = self.megatron == parameter && self.hugging_face.len() == 1;
-        let names = is_own.then(|| std::iter::once(self.hugging_face[0]).chain(self.former));
+        let names = is_own.then(|| std::iter::once(self.hugging_face[0]).chain(self.legacy_name));
         names.into_iter().flatten()
     }
 
-    /// Only the parameters of models for which `of` says so are stored in this way.
-    pub const fn only(self, of: fn(&DecoderConfig) -> bool) -> Self {
-        Self { of: Some(of), ..self }
+    /// Restricts the rule to models for which `applies_to` is true.
+    pub const fn only(self, applies_to: fn(&DecoderConfig) -> bool) -> Self {
+        Self { applies_to: Some(applies_to), ..self }
     }
 
     /// The stored matrices are `[inputs, outputs]`.
@@ -112,8 +113,8 @@ impl WeightRule {
         Self { storage: Storage::RowsAreInputs, ..self }
     }
 
-    /// The rule of files that have all experts in one tensor. Where a name has a number less than
-    /// ours, the last number of ours (the expert) is a place in the first dimension.
+    /// The rule of files that have all experts in one tensor. If a name has one number less than
+    /// ours, our last number (the expert) is an index into the first dimension.
     pub const fn stacked(self) -> Self {
         Self { experts: ExpertLayout::Stacked, ..self }
     }
@@ -179,7 +180,7 @@ pub struct WeightEntry {
     pub copies: Vec<String>,
     /// Alternative names of its only tensor. Files may contain it under these as well, or under one
     /// of these alone; exports do not write them.
-    pub repeats: &'static [&'static str],
+    pub optional_aliases: &'static [&'static str],
     fusion: Fusion,
     storage: Storage,
     heads: Heads,
@@ -252,20 +253,20 @@ impl WeightMap {
         let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
         let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts, num_layers, num_predictions };
-        let is_of = |rule: &WeightRule| rule.of.is_none_or(|of| of(config));
-        Self::from_shapes(family, &is_of, shapes.collect(), sizes, experts)
+        let applies = |rule: &WeightRule| rule.applies_to.is_none_or(|applies_to| applies_to(config));
+        Self::from_shapes(family, &applies, shapes.collect(), sizes, experts)
     }
 
     /// Map of parameters with these names and shapes, in time linear in their number.
     fn from_shapes(
         family: &Family,
-        is_of: &dyn Fn(&WeightRule) -> bool,
+        applies: &dyn Fn(&WeightRule) -> bool,
         parameters: Vec<(String, Vec<usize>)>,
         sizes: Sizes,
         experts: ExpertLayout,
     ) -> Result<Self, HfError> {
         let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
-        let all = || family.weights.iter().copied().flatten().filter(|rule| is_of(rule));
+        let all = || family.weights.iter().copied().flatten().filter(|rule| applies(rule));
         let (preferred, others) =
             (all().filter(|rule| rule.experts == experts), all().filter(|rule| rule.experts != experts));
         for rule in preferred.chain(others) {
@@ -289,7 +290,7 @@ impl WeightMap {
             let copies = layers.flat_map(|layer| rule.copies.iter().map(move |name| with_numbers(name, &[&layer])));
             Ok(WeightEntry {
                 copies: copies.collect(),
-                repeats: rule.repeats,
+                optional_aliases: rule.optional_aliases,
                 tensors,
                 shape,
                 fusion: rule.fusion,

@@ -9,12 +9,12 @@ const EMBEDDING: WeightRule =
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     EMBEDDING
-        .copied(&["model.layers.{}.embed_tokens.weight", "model.layers.{}.shared_head.head.weight"])
+        .with_copies(&["model.layers.{}.embed_tokens.weight", "model.layers.{}.shared_head.head.weight"])
         .only(|config| config.share_embeddings_and_output_weights),
-    EMBEDDING.copied(&["model.layers.{}.embed_tokens.weight"]),
+    EMBEDDING.with_copies(&["model.layers.{}.embed_tokens.weight"]),
     rule("output_layer.weight", &["lm_head.weight"])
         .fused(Fusion::Vocabulary)
-        .copied(&["model.layers.{}.shared_head.head.weight"]),
+        .with_copies(&["model.layers.{}.shared_head.head.weight"]),
     rule("mtp.layers.{}.enorm.weight", &["model.layers.{}.enorm.weight"]),
     rule("mtp.layers.{}.hnorm.weight", &["model.layers.{}.hnorm.weight"]),
     rule("mtp.layers.{}.eh_proj.weight", &["model.layers.{}.eh_proj.weight"]),

@@ -22,7 +22,7 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("decoder.layers.{}.mlp.linear_fc2.bias", &["gpt_neox.layers.{}.mlp.dense_4h_to_h.bias"]),
     rule("decoder.final_layernorm.weight", &["gpt_neox.final_layer_norm.weight"]),
     rule("decoder.final_layernorm.bias", &["gpt_neox.final_layer_norm.bias"]),
-    rule("output_layer.weight", &["embed_out.weight"]).fused(Fusion::Vocabulary).formerly("lm_head.weight"),
+    rule("output_layer.weight", &["embed_out.weight"]).fused(Fusion::Vocabulary).with_legacy_name("lm_head.weight"),
     // The state of a module of transformers 5.
     rule("output_layer.weight", &["lm_head.weight"]).fused(Fusion::Vocabulary).stacked(),
 ];

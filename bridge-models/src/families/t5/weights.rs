@@ -5,7 +5,7 @@ use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["shared.weight"])
         .fused(Fusion::Vocabulary)
-        .repeated(&["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]),
+        .with_optional_aliases(&["encoder.embed_tokens.weight", "decoder.embed_tokens.weight"]),
     rule(
         "encoder.relative_attention_bias.weight",
         &["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],

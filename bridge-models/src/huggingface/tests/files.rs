@@ -52,16 +52,16 @@ fn an_export_has_the_bytes_of_the_import() {
 #[test]
 fn keys_that_nothing_follows_from_are_told() {
     for name in &golden_models() {
-        assert_eq!(HfModel::open(&golden(name)).unwrap().remark(), None, "{name}");
+        assert_eq!(HfModel::open(&golden(name)).unwrap().unused_warning(), None, "{name}");
         let folder = changed_copy(name, |_| {});
         let mut settings = settings_of(name);
         settings.insert("attention_sinks_of_its_own".into(), 4.into());
         settings.insert("use_another_way".into(), false.into());
         std::fs::write(folder.path().join("config.json"), serde_json::to_vec(&settings).unwrap()).unwrap();
-        let remark = HfModel::open(folder.path()).unwrap().remark().expect(name);
+        let warning = HfModel::open(folder.path()).unwrap().unused_warning().expect(name);
         assert!(
-            remark.ends_with("config.json: not read, and without effect here: `attention_sinks_of_its_own` = 4"),
-            "{remark}"
+            warning.ends_with("config.json: not read, and without effect here: `attention_sinks_of_its_own` = 4"),
+            "{warning}"
         );
     }
 }
@@ -283,7 +283,7 @@ fn keys_that_stand_for_others_are_read_as_these() {
     write(&settings);
     let model = HfModel::open(folder.path()).unwrap();
     assert_eq!(model.config(), HfModel::open(&golden("gpt2")).unwrap().config());
-    assert_eq!(model.remark(), None);
+    assert_eq!(model.unused_warning(), None);
     settings.insert("n_layer".into(), 77.into());
     write(&settings);
     let error = HfModel::open(folder.path()).unwrap_err();
@@ -698,14 +698,14 @@ fn what_an_export_writes_twice_is_no_unread_key() {
     let path = folder.path().join("config.json");
     let mut settings: Map<String, Value> = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     assert_eq!(settings["rope_parameters"]["rope_theta"], settings["rope_theta"], "written twice");
-    assert_eq!(HfModel::open(folder.path()).unwrap().remark(), None);
+    assert_eq!(HfModel::open(folder.path()).unwrap().unused_warning(), None);
     let scaled = serde_json::json!({ "rope_type": "linear", "factor": 2.0, "rope_theta": settings["rope_theta"] });
     settings.insert("rope_scaling".into(), scaled.clone());
     settings.insert("rope_parameters".into(), scaled);
     std::fs::write(&path, serde_json::to_vec(&settings).unwrap()).unwrap();
-    assert_eq!(HfModel::open(folder.path()).unwrap().remark(), None);
+    assert_eq!(HfModel::open(folder.path()).unwrap().unused_warning(), None);
     settings.insert("rope_theta".into(), 77.0.into());
     std::fs::write(&path, serde_json::to_vec(&settings).unwrap()).unwrap();
-    let remark = HfModel::open(folder.path()).unwrap().remark().expect("another value");
-    assert!(remark.ends_with("`rope_theta` = 77.0"), "{remark}");
+    let warning = HfModel::open(folder.path()).unwrap().unused_warning().expect("another value");
+    assert!(warning.ends_with("`rope_theta` = 77.0"), "{warning}");
 }

@@ -72,7 +72,7 @@ fn a_folder_that_lost_them_is_the_model_without_them() {
     let is_behind = |name: &str| ["model.layers.3.", "model.layers.4."].iter().any(|layer| name.starts_with(layer));
     let lost = changed_copy(MODEL, |tensors| tensors.retain(|raw| !is_behind(&raw.name)));
     let model = HfModel::open(lost.path()).unwrap();
-    assert_eq!((model.config().mtp_num_layers, model.predictions().count()), (0, 0));
+    assert_eq!((model.config().mtp_num_layers, model.mtp_tensors().count()), (0, 0));
     let one = changed_copy(MODEL, |tensors| tensors.retain(|raw| raw.name != "model.layers.4.enorm.weight"));
     let error = HfModel::open(one.path()).unwrap_err().to_string();
     assert!(error.contains("model.layers.4.enorm.weight"), "{error}");
