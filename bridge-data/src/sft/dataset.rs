@@ -1,4 +1,4 @@
-//! Examples as samples: alone or several in a sequence, in an order of its own for each epoch.
+//! Examples as samples: one or several per sequence, shuffled anew for each epoch.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::{DataError, Dataset, Sample};
 /// Grouping of examples into sequences.
 pub(super) enum Grouping {
     /// One example for each sequence.
-    Alone,
+    Single,
     /// Each sample with the one after it: the tokens of the two alternate, so that both are padded
     /// at their ends.
     Pairs,
@@ -23,11 +23,11 @@ pub(super) enum Grouping {
         /// The tokens of each are a multiple of this.
         multiple: usize,
     },
-    /// As many as follow one another in an epoch and have room.
-    Following { size: usize },
+    /// Next-fit packing: consecutive examples of an epoch share a sequence while they fit.
+    NextFit { size: usize },
 }
 
-/// Orders of epochs that are kept: workers are in one, or at the border of two.
+/// Number of epochs whose orders are cached: workers read one epoch, or two at its end.
 const KEPT: usize = 2;
 
 /// The samples of a split.
@@ -89,7 +89,7 @@ impl SftDataset {
             }
         };
         match &self.grouping {
-            Grouping::Alone | Grouping::Pairs => {
+            Grouping::Single | Grouping::Pairs => {
                 Packs { members: order(self.num_examples), starts: (0..=self.num_examples as u32).collect() }
             }
             Grouping::Packed { packs, .. } => {
@@ -100,9 +100,9 @@ impl SftDataset {
                 }
                 chosen
             }
-            Grouping::Following { size } => {
+            Grouping::NextFit { size } => {
                 let length = |at: u32| length_in_pack(self.store.length(at as usize), 1);
-                Packs::following(order(self.num_examples), length, *size)
+                Packs::next_fit(order(self.num_examples), length, *size)
             }
         }
     }
@@ -129,7 +129,7 @@ impl SftDataset {
     }
 
     /// One example as a sample.
-    fn alone(&self, at: u32) -> Result<Sample, DataError> {
+    fn single_sample(&self, at: u32) -> Result<Sample, DataError> {
         let (ids, weights) = self.store.get(at as usize)?;
         let tokens: Vec<i64> = ids[..ids.len().saturating_sub(1)].to_vec();
         Ok(Sample {
@@ -142,9 +142,9 @@ impl SftDataset {
         })
     }
 
-    /// The examples of pair `at` as a sample.
-    fn in_turn(&self, at: u32) -> Result<Sample, DataError> {
-        let mut both = [self.alone(2 * at)?, self.alone(2 * at + 1)?];
+    /// Pair `at` as a sample, with the tokens of its two examples interleaved.
+    fn interleaved_pair(&self, at: u32) -> Result<Sample, DataError> {
+        let mut both = [self.single_sample(2 * at)?, self.single_sample(2 * at + 1)?];
         let longest = both.iter().map(|one| one.tokens.len()).max().unwrap_or(0);
         both.iter_mut().for_each(|one| one.fill(longest, self.filling.token));
         let [first_padding, second_padding] = both.each_mut().map(|one| {
@@ -171,13 +171,13 @@ impl SftDataset {
         Ok(sample)
     }
 
-    /// Several examples as a sample: each is a document, and what is left over is one too.
-    fn together(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
+    /// Several examples as a sample: each is a document, and so is the padding behind them.
+    fn packed_sample(&self, members: &[u32], multiple: usize) -> Result<Sample, DataError> {
         let longest = self.filling.longest;
         let (mut sample, mut documents) = (Sample::default(), Vec::with_capacity(longest));
         let mut padding = Vec::new();
         for (number, at) in members.iter().enumerate() {
-            let mut one = self.alone(*at)?;
+            let mut one = self.single_sample(*at)?;
             let room = longest.saturating_sub(sample.tokens.len());
             one.fill(one.tokens.len().next_multiple_of(multiple.max(1)).min(room), self.filling.token);
             documents.extend(std::iter::repeat_n(number as i32, one.tokens.len()));
@@ -220,18 +220,18 @@ impl Dataset for SftDataset {
         }
         let members = self.members(index);
         match &self.grouping {
-            Grouping::Alone => {
-                let mut sample = self.alone(members[0])?;
+            Grouping::Single => {
+                let mut sample = self.single_sample(members[0])?;
                 self.filling.fill(std::slice::from_mut(&mut sample));
                 Ok(sample)
             }
             Grouping::Pairs => {
-                let mut sample = self.in_turn(members[0])?;
+                let mut sample = self.interleaved_pair(members[0])?;
                 self.filling.fill(std::slice::from_mut(&mut sample));
                 Ok(sample)
             }
-            Grouping::Packed { multiple, .. } => self.together(&members, *multiple),
-            Grouping::Following { .. } => self.together(&members, 1),
+            Grouping::Packed { multiple, .. } => self.packed_sample(&members, *multiple),
+            Grouping::NextFit { .. } => self.packed_sample(&members, 1),
         }
     }
 

@@ -44,9 +44,9 @@ impl Example {
     }
 }
 
-/// The examples of a record.
+/// Examples of a record, and the fields of the record that they do not use.
 #[derive(Debug)]
-pub(super) struct Read {
+pub(super) struct ParsedRecord {
     /// One, or the preferred answer's and the other one's.
     pub(super) examples: Vec<Example>,
     /// Fields that nothing used.
@@ -114,7 +114,7 @@ impl ExampleBuilder {
     ///
     /// # Errors
     /// The reason, as a sentence, if the record is not an example.
-    pub(super) fn read(&self, record: &Value) -> Result<Read, String> {
+    pub(super) fn read(&self, record: &Value) -> Result<ParsedRecord, String> {
         let mut fields = Fields::survey(record)?;
         refuse_media(fields.all())?;
         let examples = match self.options.kind {
@@ -122,7 +122,7 @@ impl ExampleBuilder {
             RecordKind::ChatPreference => self.preference(&mut fields, true)?,
             RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => vec![self.example(&mut fields)?],
         };
-        Ok(Read { examples, unused: fields.unused() })
+        Ok(ParsedRecord { examples, unused: fields.unused() })
     }
 
     /// The prompt of a preference with each of its answers.

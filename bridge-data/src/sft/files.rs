@@ -66,7 +66,7 @@ impl Format {
 }
 
 /// True if a file's name is that of a file of records.
-pub(super) fn is_read(path: &Path) -> bool {
+pub(super) fn is_record_file(path: &Path) -> bool {
     Format::from_path(path).is_some()
 }
 
@@ -75,7 +75,7 @@ fn names_of(split: Split) -> &'static [&'static str] {
 }
 
 /// Name of a split's file of JSON lines, where Bridge writes it.
-pub(super) fn lines_of(split: Split) -> String {
+pub(super) fn jsonl_name(split: Split) -> String {
     names_of(split).first().map(|name| format!("{name}.jsonl")).unwrap_or_default()
 }
 
@@ -83,7 +83,7 @@ pub(super) fn lines_of(split: Split) -> String {
 ///
 /// # Errors
 /// A folder that cannot be listed; several files of which each could be the split.
-pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
+pub(super) fn split_files(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
     let endings = Format::ALL.map(|(ending, _)| format!(".{ending}"));
     let mut found: Vec<PathBuf> = Vec::new();
     for name in names_of(split) {
@@ -93,7 +93,7 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
     }
     match found.as_slice() {
         [] => Ok(Vec::new()),
-        [folder] if folder.is_dir() => of_folder(folder),
+        [folder] if folder.is_dir() => folder_files(folder),
         [file] => Ok(vec![file.clone()]),
         [first, second, ..] => Err(DataError::Source(format!(
             "{} and {}: each could be the {} split; keep one of them",
@@ -106,7 +106,7 @@ pub(super) fn of_split(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataEr
 
 /// The files of a folder, in the order of their names; of one that `datasets` has saved, those of
 /// its list, in that order.
-fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn folder_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let state = folder.join("state.json");
     if state.exists() {
         let bad = |problem: String| DataError::malformed(&state, problem);
@@ -126,7 +126,7 @@ fn of_folder(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(DataError::io("list the folder", folder))? {
         let path = entry.map_err(DataError::io("list the folder", folder))?.path();
-        if is_read(&path) && !is_cache(&path) {
+        if is_record_file(&path) && !is_cache(&path) {
             files.push(path);
         }
     }
@@ -189,20 +189,20 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Position in its file, in words.
-    pub(super) fn place(&self) -> Place {
-        Place { is_row: matches!(self.raw, Raw::Row(..)), number: self.number }
+    /// Position in its file, for messages.
+    pub(super) fn position(&self) -> RecordPosition {
+        RecordPosition { is_row: matches!(self.raw, Raw::Row(..)), number: self.number }
     }
 }
 
 /// Position of a record in its file.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct RecordPosition {
     is_row: bool,
     number: u64,
 }
 
-impl std::fmt::Display for Place {
+impl std::fmt::Display for RecordPosition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} {}", if self.is_row { "row" } else { "line" }, self.number)
     }
@@ -366,7 +366,7 @@ mod tests {
             std::fs::write(folder.join(name), "").unwrap();
         }
         let names = || {
-            let files = of_split(root.path(), Split::Train)?;
+            let files = split_files(root.path(), Split::Train)?;
             let name = |path: PathBuf| path.file_name().unwrap().to_str().unwrap().to_owned();
             Ok::<_, DataError>(files.into_iter().map(name).collect::<Vec<_>>())
         };

@@ -132,8 +132,8 @@ impl Packs {
         Ok(Self { members, starts })
     }
 
-    /// As many as follow one another in `order`.
-    pub(super) fn following(order: Vec<u32>, length: impl Fn(u32) -> usize, size: usize) -> Self {
+    /// Next-fit packing: examples in `order` share a sequence of `size` tokens while they fit.
+    pub(super) fn next_fit(order: Vec<u32>, length: impl Fn(u32) -> usize, size: usize) -> Self {
         let (mut starts, mut used) = (vec![0], 0);
         for (place, at) in order.iter().enumerate() {
             let length = length(*at);
@@ -238,8 +238,8 @@ mod tests {
 
     #[test]
     fn what_follows_one_another_fits() {
-        let packs = Packs::following(vec![2, 0, 1], |at| [3, 4, 5][at as usize], 8);
+        let packs = Packs::next_fit(vec![2, 0, 1], |at| [3, 4, 5][at as usize], 8);
         assert_eq!((0..packs.len()).map(|at| packs.pack(at)).collect::<Vec<_>>(), [&[2, 0][..], &[1]]);
-        assert_eq!(Packs::following(vec![], |_| 1, 8).len(), 0);
+        assert_eq!(Packs::next_fit(vec![], |_| 1, 8).len(), 0);
     }
 }

@@ -15,8 +15,8 @@ use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use serde_json::json;
 use twox_hash::XxHash3_64;
 
-use super::example::{Example, ExampleBuilder, Read};
-use super::files::{Place, Record, Records};
+use super::example::{Example, ExampleBuilder, ParsedRecord};
+use super::files::{Record, RecordPosition, Records};
 use super::params::{BadLine, SftParams};
 use super::store::{Store, StoreWriter, paths};
 use crate::examples_report::ExamplesReport;
@@ -120,7 +120,7 @@ fn write(
         reused: false,
     };
     let digest = XxHash3_64::new();
-    let mut work = Work { files, bad_line: params.bad_line, builder, writer, report, digest };
+    let mut store_builder = StoreBuilder { files, bad_line: params.bad_line, builder, writer, report, digest };
     let (sender, receiver) = sync_channel(1);
     std::thread::scope(|scope| {
         let read = move || {
@@ -129,9 +129,9 @@ fn write(
             while batches.next().is_some_and(|batch| sender.send(batch).is_ok()) {}
         };
         std::thread::Builder::new().spawn_scoped(scope, read).map_err(|error| cannot(&error))?;
-        work.consume(receiver, &pool)
+        store_builder.consume(receiver, &pool)
     })?;
-    let Work { writer, mut report, digest, .. } = work;
+    let StoreBuilder { writer, mut report, digest, .. } = store_builder;
     report.digest = format!("{:016x}", digest.finish());
     report.seconds = started.elapsed().as_secs_f64();
     if report.examples == 0 {
@@ -140,7 +140,8 @@ fn write(
     Ok((writer, report))
 }
 
-struct Work<'a> {
+/// Writes the examples of records to a store, and counts them in a report.
+struct StoreBuilder<'a> {
     files: &'a [PathBuf],
     bad_line: BadLine,
     builder: &'a ExampleBuilder,
@@ -150,7 +151,7 @@ struct Work<'a> {
     digest: XxHash3_64,
 }
 
-impl Work<'_> {
+impl StoreBuilder<'_> {
     /// Taken by value: a failure drops the receiver, which stops the reader.
     fn consume(
         &mut self,
@@ -161,21 +162,21 @@ impl Work<'_> {
             let batch = batch?;
             let builder = self.builder;
             let make = |record: Record| {
-                let (file, place) = (record.file, record.place());
+                let (file, position) = (record.file, record.position());
                 let (bytes, digest) = (record.raw.num_bytes(), record.raw.digest());
                 let made = untrusted_io::contained(|| record.raw.value().and_then(|value| builder.read(&value)));
-                (file, place, (bytes, digest), made.and_then(|made| made))
+                (file, position, (bytes, digest), made.and_then(|made| made))
             };
             let made: Vec<_> = pool.install(|| batch.into_par_iter().map(make).collect());
-            for (file, place, (bytes, digest), example) in made {
+            for (file, position, (bytes, digest), example) in made {
                 self.report.bytes += bytes as u64;
                 self.digest.write_u64(digest);
                 match example {
-                    Ok(Read { examples, unused }) => {
+                    Ok(ParsedRecord { examples, unused }) => {
                         self.report.note_unused(unused);
                         self.add(&examples)?;
                     }
-                    Err(problem) => self.refuse(file, place, &problem)?,
+                    Err(problem) => self.refuse(file, position, &problem)?,
                 }
             }
         }
@@ -194,7 +195,7 @@ impl Work<'_> {
         self.report.lost_calls += u64::from(examples.iter().any(|example| example.loses_calls));
         self.report.unended += u64::from(examples.iter().any(|example| example.is_unended));
         self.report.ties += u64::from(matches!(examples, [chosen, rejected] if chosen.ids == rejected.ids));
-        self.writer.add_sum(sum(examples))?;
+        self.writer.add_checksum(example_checksum(examples))?;
         for example in examples {
             self.report.tokens += example.ids.len() as u64;
             self.report.counted += example.weights.iter().skip(1).filter(|weight| **weight > 0.0).count() as u64;
@@ -204,8 +205,8 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn refuse(&mut self, file: usize, place: Place, problem: &str) -> Result<(), DataError> {
-        let reason = format!("{place}: {problem}");
+    fn refuse(&mut self, file: usize, position: RecordPosition, problem: &str) -> Result<(), DataError> {
+        let reason = format!("{position}: {problem}");
         match self.bad_line {
             BadLine::Error => Err(DataError::malformed(&self.files[file], reason)),
             BadLine::Skip => {
@@ -219,8 +220,8 @@ impl Work<'_> {
     }
 }
 
-/// A checksum by which equal examples are found.
-fn sum(examples: &[Example]) -> u64 {
+/// Checksum that finds equal examples.
+fn example_checksum(examples: &[Example]) -> u64 {
     let mut hasher = XxHash3_64::new();
     for example in examples {
         hasher.write_u64(example.ids.len() as u64);

@@ -52,8 +52,8 @@ impl SftProvider {
         let seq_length = self.params.example.seq_length;
         let grouping = match self.params.packing {
             Packing::Off if are_pairs => Grouping::Pairs,
-            Packing::Off => Grouping::Alone,
-            Packing::OnTheFly => Grouping::Following { size: seq_length },
+            Packing::Off => Grouping::Single,
+            Packing::OnTheFly => Grouping::NextFit { size: seq_length },
             Packing::Offline { size, multiple, algorithm } => {
                 let lengths = (0..num_examples).map(|at| packing::length_in_pack(store.length(at), multiple).min(size));
                 Grouping::Packed { packs: Packs::cached(&store, lengths, size, algorithm, self.params.seed)?, multiple }
@@ -98,7 +98,7 @@ impl SftProvider {
 
     /// The validation files, each as a set.
     fn valid_sets(&self, ctx: &DatasetBuildContext, builder: &Arc<ExampleBuilder>) -> Result<Vec<ValidSet>, DataError> {
-        let files = files::of_split(&self.params.root, Split::Valid)?;
+        let files = files::split_files(&self.params.root, Split::Valid)?;
         // Of `a.jsonl.gz`, what stands before the first dot.
         let stem = |path: &Path| {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -128,7 +128,7 @@ impl DatasetProvider for SftProvider {
         };
         let of = |split, is_read: bool, samples| match is_read {
             true => {
-                let files = files::of_split(&self.params.root, split)?;
+                let files = files::split_files(&self.params.root, split)?;
                 let part = Part { split, name: split.name().to_owned(), files: &files };
                 self.dataset(ctx, &builder, &part, samples)
             }

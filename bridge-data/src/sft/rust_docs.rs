@@ -158,7 +158,7 @@ pub fn make_examples(
     let started = Instant::now();
     let output = folder.join("examples");
     let splits: Vec<Split> = Split::ALL.into_iter().filter(|of| split.fraction(*of).is_some()).collect();
-    let files: Vec<PathBuf> = splits.iter().map(|split| folder.join(files::lines_of(*split))).collect();
+    let files: Vec<PathBuf> = splits.iter().map(|split| folder.join(files::jsonl_name(*split))).collect();
     let paths: Vec<&Path> = files.iter().map(PathBuf::as_path).collect();
     let key = source.fingerprint().map(|source| {
         json!({ "source": source, "split": format!("{split:?}"), "form": 1, "version": env!("CARGO_PKG_VERSION") })

@@ -81,7 +81,7 @@ impl StoreWriter {
     }
 
     /// Adds the checksum of a record.
-    pub(super) fn add_sum(&mut self, sum: u64) -> Result<(), DataError> {
+    pub(super) fn add_checksum(&mut self, sum: u64) -> Result<(), DataError> {
         let written = self.sums.write_all(&sum.to_le_bytes());
         written.map_err(DataError::io("write examples to", &self.prefix))
     }

@@ -5,7 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::fields::Fields;
-use super::files::{Raw, Records, is_read, lines_of, of_split};
+use super::files::{Raw, Records, is_record_file, jsonl_name, split_files};
 use super::spellings;
 use crate::gpt::Split;
 use crate::{DataError, atomic};
@@ -39,7 +39,7 @@ pub struct SplitCounts {
 /// # Errors
 /// If it cannot be read.
 pub fn examples_of(path: &Path) -> Result<Option<ExampleKind>, DataError> {
-    if !is_read(path) {
+    if !is_record_file(path) {
         return Ok(None);
     }
     let mut found = None;
@@ -72,10 +72,10 @@ pub fn is_part_of_example(field: &str) -> bool {
 /// If the folder or a file cannot be read, or several files could be a split.
 pub fn splits_of(root: &Path) -> Result<Option<SplitCounts>, DataError> {
     let count = |split: Split| -> Result<u64, DataError> {
-        let files = of_split(root, split)?;
+        let files = split_files(root, split)?;
         Records::new(&files).try_fold(0, |count, record| record.map(|_| count + 1))
     };
-    if of_split(root, Split::Train)?.is_empty() {
+    if split_files(root, Split::Train)?.is_empty() {
         return Ok(None);
     }
     Ok(Some(SplitCounts { training: count(Split::Train)?, validation: count(Split::Valid)? }))
@@ -89,7 +89,7 @@ pub fn splits_of(root: &Path) -> Result<Option<SplitCounts>, DataError> {
 /// If a file cannot be read, a record is not JSON, or the folder cannot be written. It has no new
 /// file then.
 pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCounts, DataError> {
-    let paths = [Split::Train, Split::Valid].map(|split| folder.join(lines_of(split)));
+    let paths = [Split::Train, Split::Valid].map(|split| folder.join(jsonl_name(split)));
     let [mut training, mut validation] =
         [BufWriter::new(atomic::TempFile::beside(&paths[0])?), BufWriter::new(atomic::TempFile::beside(&paths[1])?)];
     let mut counts = SplitCounts { training: 0, validation: 0 };
