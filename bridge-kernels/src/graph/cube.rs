@@ -81,24 +81,24 @@ impl Recorded {
 
 /// The memory of a tensor, without a share in the tensor.
 #[derive(Clone)]
-pub struct Place(BufferBinding);
+pub struct MemoryAddress(BufferBinding);
 
-impl std::fmt::Debug for Place {
+impl std::fmt::Debug for MemoryAddress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.0.memory.id())
     }
 }
 
-impl Place {
+impl MemoryAddress {
     pub fn from_tensor(x: &Tensor<1>) -> Option<Self> {
         Some(Self(Buffer::as_it_is(x)?.0.handle.binding()))
     }
 }
 
-impl PartialEq for Place {
+impl PartialEq for MemoryAddress {
     fn eq(&self, other: &Self) -> bool {
         // Ids of memory are not used twice.
-        let key = |place: &Self| (place.0.memory.id(), place.0.offset_start, place.0.offset_end);
+        let key = |address: &Self| (address.0.memory.id(), address.0.offset_start, address.0.offset_end);
         key(self) == key(other)
     }
 }

@@ -88,13 +88,16 @@ impl KernelGraph {
 /// Memory of a tensor. While it is held, the memory is not reused, but the owner of the tensor may
 /// still change it in place.
 #[derive(Clone, Debug)]
-pub struct Place(#[cfg(feature = "cube")] cube::Place, #[cfg(not(feature = "cube"))] std::convert::Infallible);
+pub struct MemoryAddress(
+    #[cfg(feature = "cube")] cube::MemoryAddress,
+    #[cfg(not(feature = "cube"))] std::convert::Infallible,
+);
 
-impl Place {
+impl MemoryAddress {
     /// Memory of `x`; `None` unless `x` is contiguous on a device that records.
     pub fn from_tensor(x: &Tensor<1>) -> Option<Self> {
         #[cfg(feature = "cube")]
-        return cube::Place::from_tensor(x).map(Self);
+        return cube::MemoryAddress::from_tensor(x).map(Self);
         #[cfg(not(feature = "cube"))]
         {
             let _ = x;
@@ -103,7 +106,7 @@ impl Place {
     }
 }
 
-impl PartialEq for Place {
+impl PartialEq for MemoryAddress {
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0
     }

@@ -1,7 +1,7 @@
 //! Sequences of kernels that are recorded and replayed.
 
 use bridge_kernels::graph::{
-    GraphError, KernelGraph, Place, add_into, copy_of, copy_of_ints, is_made_here, write_into, write_ints_into,
+    GraphError, KernelGraph, MemoryAddress, add_into, copy_of, copy_of_ints, is_made_here, write_into, write_ints_into,
 };
 use burn::tensor::{FloatDType, Int, Tensor};
 
@@ -105,17 +105,17 @@ fn what_reads_is_not_recorded_and_leaves_the_device_usable() {
 }
 
 #[test]
-fn a_place_is_the_memory_and_leaves_it_to_the_tensor() {
+fn an_address_is_the_memory_and_leaves_it_to_the_tensor() {
     let x = plain(&values(1, 13), [13]);
-    let place = Place::from_tensor(&x).unwrap();
+    let address = MemoryAddress::from_tensor(&x).unwrap();
     let same = x.clone().reshape([13, 1]).reshape([13]);
-    assert!(Place::from_tensor(&same).unwrap() == place);
+    assert!(MemoryAddress::from_tensor(&same).unwrap() == address);
     drop(same);
-    assert!(Place::from_tensor(&copy_of(&x)).unwrap() != place);
+    assert!(MemoryAddress::from_tensor(&copy_of(&x)).unwrap() != address);
     assert!(is_made_here(&x));
     let elsewhere = std::thread::scope(|scope| scope.spawn(|| is_made_here(&x)).join().unwrap());
     assert!(!elsewhere, "another thread did not make it");
     // A sum in place of the first summand: only who has the tensor counts.
     let sum = bridge_kernels::optim::accumulate(x, plain(&values(2, 13), [13]));
-    assert!(Place::from_tensor(&sum).unwrap() == place);
+    assert!(MemoryAddress::from_tensor(&sum).unwrap() == address);
 }

@@ -225,29 +225,26 @@ pub(crate) fn exchange(
 
 /// Messages of [`Regions::enter`] for tokens with `row` bytes each.
 pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
-    let of = |operation, pass, tokens: u64| {
-        exchange(TrafficKind::Tensor, GroupKind::Tensor, operation, pass, 1, tokens * row)
-    };
-    if !work.place.sequence_parallel {
-        return vec![of(Operation::AllReduce, PassKind::Backward, work.tokens())];
-    }
-    vec![
-        of(Operation::AllGather, PassKind::Forward, work.tokens_between_blocks()),
-        of(Operation::ReduceScatter, PassKind::Backward, work.tokens()),
-    ]
+    border_exchanges(row, work, [PassKind::Forward, PassKind::Backward])
 }
 
 /// Messages of [`Regions::leave`] for tokens with `row` bytes each.
 pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
+    border_exchanges(row, work, [PassKind::Backward, PassKind::Forward])
+}
+
+/// Messages at a border of a tensor-parallel region: in one pass the stream is gathered, in the
+/// other the ranks' terms are summed. Without sequence parallelism nothing needs to be gathered.
+fn border_exchanges(row: u64, work: &Workload, [gathering, summing]: [PassKind; 2]) -> Vec<Exchange> {
     let of = |operation, pass, tokens: u64| {
         exchange(TrafficKind::Tensor, GroupKind::Tensor, operation, pass, 1, tokens * row)
     };
     if !work.place.sequence_parallel {
-        return vec![of(Operation::AllReduce, PassKind::Forward, work.tokens())];
+        return vec![of(Operation::AllReduce, summing, work.tokens())];
     }
     vec![
-        of(Operation::ReduceScatter, PassKind::Forward, work.tokens()),
-        of(Operation::AllGather, PassKind::Backward, work.tokens_between_blocks()),
+        of(Operation::AllGather, gathering, work.tokens_between_blocks()),
+        of(Operation::ReduceScatter, summing, work.tokens()),
     ]
 }
 

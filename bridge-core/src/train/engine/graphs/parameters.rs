@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bridge_kernels::graph::{GraphError, Place, copy_of, is_made_here, write_into};
+use bridge_kernels::graph::{GraphError, MemoryAddress, copy_of, is_made_here, write_into};
 use burn::tensor::Tensor;
 
 use crate::model::{ModelChunk, Replacement};
 
 /// The parameters of a chunk that are trained, as they were recorded.
 pub(super) struct Parameters {
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, MemoryAddress>,
     /// Parameters whose updates come in other memory, and are copied here. No other handle to the
     /// remaining parameters exists, so that they can be updated in place.
     held: BTreeMap<String, Tensor<1>>,
@@ -33,7 +33,7 @@ impl Parameters {
         let (mut places, mut held) = (BTreeMap::new(), BTreeMap::new());
         let mut placeless = None;
         chunk.visit_wanted(&|name| trained.contains(name), &mut |name, value| {
-            match Place::from_tensor(&value) {
+            match MemoryAddress::from_tensor(&value) {
                 Some(place) => places.insert(name.to_owned(), place),
                 None => {
                     placeless = Some(name.to_owned());
@@ -54,7 +54,7 @@ impl Parameters {
     pub fn settle(&self, chunk: &mut dyn ModelChunk) -> Settled {
         let (mut back, mut lost) = (BTreeMap::new(), Vec::new());
         chunk.visit_wanted(&|name| self.places.contains_key(name), &mut |name, value| {
-            if Place::from_tensor(&value).as_ref() == self.places.get(name) {
+            if MemoryAddress::from_tensor(&value).as_ref() == self.places.get(name) {
                 return;
             }
             match self.held.get_key_value(name) {

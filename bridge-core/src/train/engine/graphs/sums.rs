@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use bridge_kernels::graph::{Place, add_into, write_into};
+use bridge_kernels::graph::{MemoryAddress, add_into, write_into};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::model::Batch;
@@ -47,7 +47,7 @@ impl Sums {
         }
         for (name, sum) in &self.tensors {
             match gradients.get(name) {
-                Some(earlier) if Place::from_tensor(earlier) == Place::from_tensor(sum) => {}
+                Some(earlier) if MemoryAddress::from_tensor(earlier) == MemoryAddress::from_tensor(sum) => {}
                 Some(earlier) => write_into(sum, &earlier.clone().cast(FloatDType::from(sum.dtype()))),
                 None => write_into(sum, &sum.zeros_like()),
             }
