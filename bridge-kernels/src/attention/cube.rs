@@ -9,7 +9,7 @@ use burn::cubecl;
 use burn::cubecl::prelude::*;
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use super::cube_scores::{Form, MASKED, Sizes, SizesLaunch, block_of_queries, keys_at, queries_at, score, is_visible};
+use super::cube_scores::{Form, MASKED, Sizes, SizesLaunch, block_of_queries, is_visible, keys_at, queries_at, score};
 use super::options::AttentionOptions;
 use crate::cube::Buffer;
 use crate::cube::kept::KeptBuffer;

@@ -7,7 +7,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, visible_queries, score_gradients};
+use super::cube_scores::{Form, Sizes, block_of_queries, keys_at, queries_at, score_gradients, visible_queries};
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 use crate::cube::tile::{Rows, SIDE, add_combinations, add_products, share, stage_len, tile_len, zeros};

@@ -14,7 +14,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{MASKED, Sizes, score_gradient, score, is_visible};
+use super::cube_scores::{MASKED, Sizes, is_visible, score, score_gradient};
 use super::options::AttentionOptions;
 use super::parts::{BYTES, Part, SCORE_BYTES, parts};
 use super::products::{Products, Sums};
@@ -143,7 +143,8 @@ fn softmax_rows<S: Float, X: Float, P: Int>(
         let key = position.key as usize + column;
         let mut probability = 0.0f32;
         if is_visible::<P>(documents, at.batch, at.query, key, &sizes) {
-            probability = (score(f32::cast_from(scores[start + column]), &sizes, form.capped) - row_max).exp() / row_sum;
+            probability =
+                (score(f32::cast_from(scores[start + column]), &sizes, form.capped) - row_max).exp() / row_sum;
             if comptime!(form.dropped) {
                 probability *= factor(&mask, (at.line + at.query) as u32, key as u32, sizes.keys);
             }

@@ -13,7 +13,7 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Operands, Problem, Saved, with_backward};
-use super::cube_scores::{MASKED, Sizes, block_of_queries, keys_at, queries_at, score, is_visible};
+use super::cube_scores::{MASKED, Sizes, block_of_queries, is_visible, keys_at, queries_at, score};
 use super::options::AttentionOptions;
 use super::parts::fits_matrix_units;
 use crate::cube::Buffer;
@@ -75,7 +75,8 @@ struct OnlineSoftmax {
 
 #[cube]
 fn init_online_softmax(sinks: ComptimeOption<&[f32]>, head: usize) -> OnlineSoftmax {
-    let mut softmax = OnlineSoftmax { row_max: Array::new(2usize), row_sum: Array::new(2usize), max_logit: Array::new(2usize) };
+    let mut softmax =
+        OnlineSoftmax { row_max: Array::new(2usize), row_sum: Array::new(2usize), max_logit: Array::new(2usize) };
     #[unroll]
     for half in 0..2usize {
         softmax.row_max[half] = MASKED;

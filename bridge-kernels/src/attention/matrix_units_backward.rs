@@ -6,7 +6,9 @@ use burn::cubecl::prelude::*;
 use burn::tensor::Tensor;
 
 use super::cube::{Problem, Saved};
-use super::cube_scores::{MASKED, Sizes, block_of_queries, score_gradient, keys_at, queries_at, visible_queries, is_visible};
+use super::cube_scores::{
+    MASKED, Sizes, block_of_queries, is_visible, keys_at, queries_at, score_gradient, visible_queries,
+};
 use super::matrix_units::{UnitForm, is_masked, vector_of};
 use crate::cube::Buffer;
 use crate::cube::fragments::{

@@ -270,7 +270,8 @@ pub fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Tensor<3>>
     Some(vjp::attach_some(y.tensor(), tracked, move |dy: Tensor<3>| {
         let scan = Scan { xbc: xbc.buffer(), dt: dt.buffer(), vectors, steps: steps.buffer(), shape };
         let states = states.buffer();
-        let gradients = scan.backward(&states, &Buffer::from_gradient(dy)).expect("the forward had tiles of these sizes");
+        let gradients =
+            scan.backward(&states, &Buffer::from_gradient(dy)).expect("the forward had tiles of these sizes");
         let h = scan.shape.h;
         let vector = |i: usize| {
             let row: Tensor<1> = gradients.vectors.clone().narrow(0, i, 1).reshape([h]);

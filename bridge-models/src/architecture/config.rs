@@ -11,9 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::choices::{LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
 use super::moe_codecs;
-use super::section::{
-    SettingCodec, codecs, config_table, read_only, setting, setting_or, setting_or_omitted,
-};
+use super::section::{SettingCodec, codecs, config_table, read_only, setting, setting_or, setting_or_omitted};
 use crate::architecture::recompute::RecomputedParts;
 
 config_table! {

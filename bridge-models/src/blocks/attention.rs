@@ -12,7 +12,7 @@ use bridge_kernels::attention::{workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{
-    AttentionOptions, DropoutKey, MaxLogit, PackedHeads, Recomputable, RotaryTable, MaxLogitProbe, apply_rotary,
+    AttentionOptions, DropoutKey, MaxLogit, MaxLogitProbe, PackedHeads, Recomputable, RotaryTable, apply_rotary,
     packed_attention, rms_norm,
 };
 use burn::module::{Module, Param};

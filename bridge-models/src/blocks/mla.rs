@@ -13,7 +13,7 @@ use bridge_core::model::{
 };
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, Recomputable, RotaryTable, MaxLogitProbe, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, MaxLogitProbe, Recomputable, RotaryTable, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 

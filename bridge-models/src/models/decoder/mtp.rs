@@ -115,7 +115,10 @@ impl MultiTokenPrediction {
             backward: work.operands_in_hand(work.tokens_between_blocks(), [2 * c, c]),
             ..SegmentCost::default()
         };
-        let layer = || SegmentCost { input: 0, ..TransformerLayer::cost(config, config.num_layers - 1, SegmentRole::Layer, work) };
+        let layer = || SegmentCost {
+            input: 0,
+            ..TransformerLayer::cost(config, config.num_layers - 1, SegmentRole::Layer, work)
+        };
         let one = || {
             let entry = Embedding::cost(config, work).and(norm()).and(norm()).and(projection());
             entry.and(layer()).and(norm()).and(head_cost(config, work))
