@@ -49,7 +49,7 @@ fn driver(call: &'static str, error: result::DriverError) -> ServerError {
     DriverError::new(call, error.0 as u32).into()
 }
 
-fn told(error: impl std::fmt::Debug) -> ForeignError {
+fn foreign_error(error: impl std::fmt::Debug) -> ForeignError {
     ForeignError(format!("{error:?}"))
 }
 
@@ -83,8 +83,8 @@ impl Event {
     /// # Errors
     /// If the driver refuses.
     pub unsafe fn on(context: &Arc<CudaContext>, stream: CUstream) -> Result<Self, ForeignError> {
-        context.bind_to_thread().map_err(told)?;
-        Self::recorded(context, stream).map_err(told)
+        context.bind_to_thread().map_err(foreign_error)?;
+        Self::recorded(context, stream).map_err(foreign_error)
     }
 
     /// Lets a stream go on only when the point has passed.
@@ -95,9 +95,9 @@ impl Event {
     /// # Errors
     /// If the driver refuses.
     pub unsafe fn hold_back(&self, stream: CUstream) -> Result<(), ForeignError> {
-        self.context.bind_to_thread().map_err(told)?;
+        self.context.bind_to_thread().map_err(foreign_error)?;
         // SAFETY: the event is alive, and the stream is the caller's.
-        unsafe { result::stream::wait_event(stream, self.raw, FLAGS) }.map_err(told)
+        unsafe { result::stream::wait_event(stream, self.raw, FLAGS) }.map_err(foreign_error)
     }
 
     /// True if the device has passed this point of the stream.
@@ -105,12 +105,12 @@ impl Event {
     /// # Errors
     /// If the device has failed.
     pub fn has_passed(&self) -> Result<bool, ForeignError> {
-        self.context.bind_to_thread().map_err(told)?;
+        self.context.bind_to_thread().map_err(foreign_error)?;
         // SAFETY: the event is alive.
         match unsafe { result::event::query(self.raw) } {
             Ok(()) => Ok(true),
             Err(result::DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
-            Err(error) => Err(told(error)),
+            Err(error) => Err(foreign_error(error)),
         }
     }
 }
@@ -183,7 +183,7 @@ impl std::fmt::Debug for Pinned {
 pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
     let primitives: Vec<CubeTensor> = tensors.iter().map(|x| cube(x).expect("a tensor on a CUDA device")).collect();
     let device = device_of(&primitives[0]);
-    let context = CudaContext::new(usize::from(device.index_id)).map_err(told)?;
+    let context = CudaContext::new(usize::from(device.index_id)).map_err(foreign_error)?;
     let bindings: Vec<BufferBinding> = primitives.iter().map(|tensor| tensor.handle.clone().binding()).collect();
     // Memory of the calling thread, for the name of its stream.
     let place = primitives[0].client.empty(size_of::<f32>()).binding();
@@ -204,7 +204,7 @@ pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
         let ready = Event::recorded(&context, stream).map_err(|error| driver("cuEventRecord", error))?;
         Ok((addresses, ready))
     });
-    let (addresses, ready) = opened.map_err(told)?.map_err(told)?;
+    let (addresses, ready) = opened.map_err(foreign_error)?.map_err(foreign_error)?;
     Ok(Opened { addresses, ready, memory })
 }
 

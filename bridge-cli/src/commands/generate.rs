@@ -8,7 +8,7 @@ use std::os::unix::fs::FileTypeExt;
 use bridge_core::train::select_device;
 use bridge_data::chat::{Conversation, Ending};
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::{GenerateOptions, Memory};
+use bridge_models::generate::{GenerateOptions, StateCache};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -152,9 +152,9 @@ impl Speaker<'_> {
         let wanted = model.generation.max_new_tokens(prompt.positions(model)).unwrap_or(DEFAULT_MAX_TOKENS);
         let max_tokens = arguments.max_tokens.unwrap_or(wanted.min(prompt.room(model.config.longest_sequence())));
         let stop_tokens = if arguments.chat { stop_tokens(model, self.tokenizer) } else { model.stop_tokens.clone() };
-        let memory = if arguments.no_state { Memory::Nothing } else { Memory::State };
+        let cache = if arguments.no_state { StateCache::Off } else { StateCache::On };
         let options = arguments.sampling.options(model, self.tokenizer, prompt, sample, max_tokens, stop_tokens);
-        GenerateOptions { memory, ..options }
+        GenerateOptions { cache, ..options }
     }
 
     /// Continues some prompts and prints them: JSON objects, or texts, of which one alone is

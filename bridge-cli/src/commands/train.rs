@@ -16,7 +16,7 @@ use bridge_core::train::{
 use bridge_data::tokenizer::Tokenizer;
 use bridge_dist::comm::{Communicator, Group};
 use bridge_dist::mesh::ProcessGroups;
-use bridge_models::generate::{Draw, GenerateOptions, Memory, Sampling, TokenRules};
+use bridge_models::generate::{Draw, GenerateOptions, Sampling, StateCache, TokenRules};
 use bridge_models::registry;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -520,7 +520,7 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
             rules: TokenRules::default(),
-            memory: Memory::State,
+            cache: StateCache::On,
             stop_tokens: tokenizer.eod().into_iter().collect(),
             vocab_size: tokenizer.vocab_size(),
             max_positions,

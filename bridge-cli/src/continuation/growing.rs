@@ -137,7 +137,7 @@ fn continuation(tokenizer: &dyn Tokenizer, context: &[i64], ids: &[i64]) -> Opti
 #[cfg(test)]
 mod tests {
     use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer};
-    use bridge_models::generate::{GenerateOptions, Memory, Sampling, TokenRules};
+    use bridge_models::generate::{GenerateOptions, Sampling, StateCache, TokenRules};
     use serde_json::json;
 
     use super::*;
@@ -190,7 +190,7 @@ mod tests {
             vocab_size: tokenizer.vocab_size(),
             max_positions: 99,
             decoder_start: None,
-            memory: Memory::State,
+            cache: StateCache::On,
         };
         let prompt = Prompt::new(&tokenizer, "b").unwrap();
         let stop: Vec<String> = stop.iter().map(|&text| text.to_owned()).collect();

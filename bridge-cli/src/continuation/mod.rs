@@ -5,7 +5,9 @@ mod growing;
 
 use bridge_core::model::ModelChunk;
 use bridge_data::tokenizer::Tokenizer;
-use bridge_models::generate::{Draw, GenerateOptions, GenerateRequest, Memory, Sampling, TokenRules, generate_batch};
+use bridge_models::generate::{
+    Draw, GenerateOptions, GenerateRequest, Sampling, StateCache, TokenRules, generate_batch,
+};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
@@ -88,7 +90,7 @@ impl SamplingArguments {
             stop_tokens,
             vocab_size: model.config.vocab_size.min(tokenizer.vocab_size()),
             max_positions: model.config.longest_sequence(),
-            memory: Memory::State,
+            cache: StateCache::On,
         }
     }
 

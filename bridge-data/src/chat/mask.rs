@@ -23,7 +23,7 @@ pub(super) fn encode(
     tokenizer: &dyn Tokenizer,
 ) -> Result<EncodedChat, ChatError> {
     let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
-    let Spoken { text, spans, is_marked } = spoken(template, conversation, is_assistant)?;
+    let RenderedChat { text, spans, is_marked } = render_with_spans(template, conversation, is_assistant)?;
     let tokens = tokenizer.encode_with_offsets(&text)?;
     let ids = tokens.iter().map(|(id, _)| *id).collect();
     let says = |spans: &[Span], token: &Range<usize>| span_of(spans, token, is_marked).is_some();
@@ -39,7 +39,8 @@ pub(super) fn encode_weighted(
 ) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
     let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
     let weight = |at: usize| weights.get(at).copied().unwrap_or(0.0);
-    let Spoken { text, spans, is_marked } = spoken(template, conversation, |at| is_assistant(at) && weight(at) > 0.0)?;
+    let RenderedChat { text, spans, is_marked } =
+        render_with_spans(template, conversation, |at| is_assistant(at) && weight(at) > 0.0)?;
     let spans = spans.map_err(ChatError::NoMask)?;
     // Marked spans are those of the assistant's messages in their order, if there are as many.
     let said: Vec<usize> = (0..conversation.messages.len()).filter(|at| is_assistant(*at)).collect();
@@ -79,8 +80,8 @@ fn span_of(spans: &[Span], token: &Range<usize>, is_marked: bool) -> Option<usiz
     is_in.then_some(at)
 }
 
-/// A rendered conversation.
-struct Spoken {
+/// A rendered conversation, with what the assistant generates.
+struct RenderedChat {
     text: String,
     /// Spans that the assistant generates, in order, or the reason that they are unknown.
     spans: Result<Vec<Span>, String>,
@@ -88,33 +89,33 @@ struct Spoken {
 }
 
 /// Renders a conversation and finds the spans of the messages that count.
-fn spoken(
+fn render_with_spans(
     template: &ChatTemplate,
     conversation: &Conversation,
     counts: impl Fn(usize) -> bool,
-) -> Result<Spoken, ChatError> {
+) -> Result<RenderedChat, ChatError> {
     let reading = template.read(conversation);
     let all = 0..conversation.messages.len();
     let Rendered { text, mut generated, owned } = reading.render(&reading.all(), Ending::Complete)?;
     if reading.variant.has_generation() {
         generated.sort_by_key(|bytes| bytes.start);
         let spans = generated.into_iter().map(|bytes| Span { bytes, message: None }).collect();
-        return Ok(Spoken { text, spans: Ok(spans), is_marked: true });
+        return Ok(RenderedChat { text, spans: Ok(spans), is_marked: true });
     }
-    let blocks = Blocks::new(template, &reading, &text, &owned);
+    let message_text = MessageText::new(template, &reading, &text, &owned);
     let mut spans = Vec::new();
     for at in all.filter(|at| counts(*at)) {
-        match blocks.spans(at)? {
+        match message_text.spans(at)? {
             Ok(found) => spans.extend(found),
-            Err(problem) => return Ok(Spoken { text, spans: Err(problem), is_marked: false }),
+            Err(problem) => return Ok(RenderedChat { text, spans: Err(problem), is_marked: false }),
         }
     }
     spans.sort_by_key(|span| span.bytes.start);
-    Ok(Spoken { text, spans: Ok(spans), is_marked: false })
+    Ok(RenderedChat { text, spans: Ok(spans), is_marked: false })
 }
 
 /// Text of a conversation, with the bytes that were written for each message.
-struct Blocks<'a> {
+struct MessageText<'a> {
     template: &'a ChatTemplate,
     reading: &'a Reading<'a>,
     text: &'a str,
@@ -123,7 +124,7 @@ struct Blocks<'a> {
     places: Vec<Vec<usize>>,
 }
 
-impl<'a> Blocks<'a> {
+impl<'a> MessageText<'a> {
     fn new(template: &'a ChatTemplate, reading: &'a Reading<'a>, text: &'a str, owned: &'a [Owned]) -> Self {
         let mut places = vec![Vec::new(); reading.count()];
         owned.iter().enumerate().for_each(|(at, owned)| places[owned.message].push(at));

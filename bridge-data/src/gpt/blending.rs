@@ -14,13 +14,13 @@ pub struct BlendingIndices {
 
 /// Assigns samples one by one to the member that is furthest behind its weight; on a tie, to the
 /// first of them.
-struct Dealer {
+struct SampleAssigner {
     weights: Vec<f64>,
     counts: Vec<i64>,
     indices: BlendingIndices,
 }
 
-impl Dealer {
+impl SampleAssigner {
     fn new(weights: Vec<f64>, size: usize) -> Self {
         let indices = BlendingIndices { dataset: Vec::with_capacity(size), sample: Vec::with_capacity(size) };
         Self { counts: vec![0; weights.len()], weights, indices }
@@ -28,7 +28,7 @@ impl Dealer {
 
     /// Assigns the next sample to one of `members` and returns that member; `None` if there are no
     /// members.
-    fn deal(&mut self, members: impl Iterator<Item = usize>) -> Option<usize> {
+    fn assign_next(&mut self, members: impl Iterator<Item = usize>) -> Option<usize> {
         let drawn = self.indices.dataset.len().max(1) as f64;
         let mut furthest: Option<(f64, usize)> = None;
         for member in members {
@@ -52,11 +52,11 @@ impl Dealer {
 /// With 32767 members or more.
 pub fn blending_indices(weights: &[f64], size: usize) -> BlendingIndices {
     assert!(weights.len() < MAX_DATASETS, "a blend of {} datasets", weights.len());
-    let mut dealer = Dealer::new(weights.to_vec(), size);
+    let mut assigner = SampleAssigner::new(weights.to_vec(), size);
     for _ in 0..size {
-        dealer.deal(0..weights.len());
+        assigner.assign_next(0..weights.len());
     }
-    dealer.indices
+    assigner.indices
 }
 
 /// As [`blending_indices`] with weights proportional to `sizes`, until each member is exhausted.
@@ -67,14 +67,14 @@ pub fn exhaustive_blending_indices(sizes: &[usize]) -> BlendingIndices {
     assert!(sizes.len() < MAX_DATASETS, "a blend of {} datasets", sizes.len());
     let total: usize = sizes.iter().sum();
     let weights = sizes.iter().map(|&size| size as f64 / total as f64).collect();
-    let mut dealer = Dealer::new(weights, total);
+    let mut assigner = SampleAssigner::new(weights, total);
     let mut unspent: Vec<usize> = (0..sizes.len()).filter(|&member| sizes[member] > 0).collect();
-    while let Some(member) = dealer.deal(unspent.iter().copied()) {
-        if dealer.counts[member] as usize == sizes[member] {
+    while let Some(member) = assigner.assign_next(unspent.iter().copied()) {
+        if assigner.counts[member] as usize == sizes[member] {
             unspent.retain(|&other| other != member);
         }
     }
-    dealer.indices
+    assigner.indices
 }
 
 /// Divides by the sum, computed in numpy's order so that ties in a blend are broken in the same

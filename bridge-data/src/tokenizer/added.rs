@@ -31,7 +31,7 @@ pub(super) fn register(
     folder: &Path,
     companions: &[(&'static str, String)],
 ) -> Result<(), TokenizerError> {
-    let beside = Beside::read(folder, companions)?;
+    let beside = CompanionTables::read(folder, companions)?;
     let tokens = beside.tokens(inner);
     if tokens.is_empty() {
         return Ok(());
@@ -63,8 +63,8 @@ pub(super) fn register(
     Ok(())
 }
 
-/// The files beside a tokenizer.
-struct Beside {
+/// Tables of the files beside a tokenizer.
+struct CompanionTables {
     config: Map<String, Value>,
     names: Map<String, Value>,
     added: Map<String, Value>,
@@ -72,7 +72,7 @@ struct Beside {
     rows: Option<usize>,
 }
 
-impl Beside {
+impl CompanionTables {
     fn read(folder: &Path, companions: &[(&'static str, String)]) -> Result<Self, TokenizerError> {
         let table = |name: &str| -> Result<Map<String, Value>, TokenizerError> {
             let Some((file, text)) = companions.iter().find(|(file, _)| *file == name) else {

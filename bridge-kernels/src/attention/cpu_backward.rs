@@ -200,8 +200,8 @@ fn score_gradients(
             mask.factors(attention.dropout_start(batch, head, query, visible.start), factors);
         }
         let log_sum_exp = saved.log_sum_exp[(batch * attention.h + head) * attention.t + query];
-        // FlashAttention-2's `D`: the sum over keys of probability times gradient equals the sum over
-        // the head's elements of output times gradient.
+        // FlashAttention-2's `D`: the sum over keys of probability times gradient equals the sum
+        // over the head's elements of output times gradient.
         let width = attention.width;
         let delta = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
         match attention.softcap {

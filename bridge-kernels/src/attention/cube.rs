@@ -106,8 +106,8 @@ fn online_softmax_step(
     }
 }
 
-/// Output and statistics: for each query the log-sum-exp of its scores and, if it is recorded, their
-/// maximum, `[2, b, h, t]`. One cube computes a block of queries of a head.
+/// Output and statistics: for each query the log-sum-exp of its scores and, if it is recorded,
+/// their maximum, `[2, b, h, t]`. One cube computes a block of queries of a head.
 #[cube(launch)]
 fn forward<X: Float, P: Int>(
     q: &[X],

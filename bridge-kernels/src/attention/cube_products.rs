@@ -1,7 +1,7 @@
 //! Attention on GPUs by matrix products, which run on matrix units: scores of a part of the
-//! queries, of some sequences, exist at once, with the keys that are visible to any of them. Between
-//! the products are one kernel forward and one backward, which reads scores formed again and the
-//! log-sum-exp of each query.
+//! queries, of some sequences, exist at once, with the keys that are visible to any of them.
+//! Between the products are one kernel forward and one backward, which reads scores formed again
+//! and the log-sum-exp of each query.
 //!
 //! A table of products writes scores, and gradients of probabilities, in float32, whatever the
 //! storage: the kernels read these, and write in the storage what the next product reads, in memory
@@ -92,7 +92,8 @@ fn row_at(row: usize, position: &PartPosition, sizes: &Sizes) -> Row {
 }
 
 /// From products of queries and keys the probabilities after dropout; `statistics`, `[2, b, h, t]`,
-/// get the log-sum-exp and the max logit of each query. One cube computes a row, and reads it twice.
+/// get the log-sum-exp and the max logit of each query. One cube computes a row, and reads it
+/// twice.
 #[cube(launch)]
 fn softmax_rows<S: Float, X: Float, P: Int>(
     scores: &[S],
@@ -158,9 +159,9 @@ fn softmax_rows<S: Float, X: Float, P: Int>(
 }
 
 /// From products of queries and keys the probabilities after dropout, and from `gradients` of these
-/// those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps, and get the deltas. A delta
-/// is the mean of the gradients of probabilities as they are stored, so that a term that all keys of
-/// a query share cancels exactly. One cube computes a row.
+/// those of the products. `statistics`, `[2, b, h, t]`, are log-sum-exps, and get the deltas. A
+/// delta is the mean of the gradients of probabilities as they are stored, so that a term that all
+/// keys of a query share cancels exactly. One cube computes a row.
 #[cube(launch)]
 fn score_gradients<S: Float, X: Float, P: Int>(
     scores: &[S],

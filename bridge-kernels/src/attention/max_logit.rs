@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// Largest attention score so far, of keys that are not masked: scaled, capped and with its bias, as
-/// it enters the softmax.
+/// Largest attention score so far, of keys that are not masked: scaled, capped and with its bias,
+/// as it enters the softmax.
 ///
 /// Many tasks may record scores at once. Recording a score again, in a recomputed layer, changes
 /// nothing.

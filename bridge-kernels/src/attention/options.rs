@@ -10,8 +10,8 @@ use crate::dropout::DropoutKey;
 pub struct AttentionOptions {
     /// Factor on the scores; usually `1 / sqrt(d)`.
     pub scale: f64,
-    /// Sliding window: at most this many keys to the left of a query are visible to it (its own key not
-    /// counted). `None` is unlimited.
+    /// Sliding window: at most this many keys to the left of a query are visible to it (its own key
+    /// not counted). `None` is unlimited.
     pub window: Option<usize>,
     /// Soft cap `cap * tanh(score / cap)` on the scores (Gemma 2, arXiv:2408.00118).
     pub softcap: Option<f64>,

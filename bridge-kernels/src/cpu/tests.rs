@@ -6,7 +6,7 @@ use super::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::attention::cpu::{Attention, forward};
 use crate::attention::cpu_backward::{Saved, Targets, backward};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
-use crate::cross_entropy::cpu::{Problem, Projection, Wanted, solve};
+use crate::cross_entropy::cpu::{Problem, Projection, WantedGradients, solve};
 use crate::cross_entropy::{CrossEntropyOptions, TokenAccuracy};
 use crate::embedding::cpu as embedding;
 use crate::linear::cpu as linear;
@@ -174,7 +174,7 @@ fn cross_entropy_and_embedding() {
         options: CrossEntropyOptions::default(),
         accuracy: Some(&accuracy),
     };
-    let solution = solve(problem, Wanted { x: true, weight: true });
+    let solution = solve(problem, WantedGradients { x: true, weight: true });
     let loss =
         |logits: &[f32], target: usize| f64::from(logits.iter().map(|l| l.exp()).sum::<f32>().ln() - logits[target]);
     let logits = plain_linear(&x, &w, c);
@@ -188,11 +188,14 @@ fn cross_entropy_and_embedding() {
         let options = CrossEntropyOptions { softcap, ..CrossEntropyOptions::default() };
         let problem =
             Problem { targets: &targets, mask: &[1.0, 0.0, 0.0], options, accuracy: Some(&accuracy), ..problem };
-        solve(problem, Wanted { x: false, weight: false });
+        solve(problem, WantedGradients { x: false, weight: false });
     }
     assert_eq!(accuracy.counts(), Some((2, 2)));
     assert_eq!(solution.x.unwrap()[c..2 * c], [0.0, 0.0], "a masked token has no gradient");
-    assert_eq!(solve(Problem { x: Matrix::new(&[], 0, c), ..problem }, Wanted { x: true, weight: true }).loss, 0.0);
+    assert_eq!(
+        solve(Problem { x: Matrix::new(&[], 0, c), ..problem }, WantedGradients { x: true, weight: true }).loss,
+        0.0
+    );
 
     assert_eq!(embedding::forward(&w, c, &[3, 0, 3]), [&w[6..8], &w[..2], &w[6..8]].concat());
     let gradient = embedding::backward(&x, c, &[3, 0, 3], v);

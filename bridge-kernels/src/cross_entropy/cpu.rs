@@ -74,7 +74,7 @@ pub struct Problem<'a> {
 
 /// Gradients to compute with the loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct WantedGradients {
     /// Gradient of the hidden states.
     pub x: bool,
     /// Gradient of the projection.
@@ -82,7 +82,7 @@ pub struct Wanted {
 }
 
 /// The loss, and its gradients for an upstream gradient of one.
-pub struct Solution {
+pub struct LossAndGradients {
     /// Sum of the masked losses.
     pub loss: f64,
     /// `[n, c]`, if wanted.
@@ -92,7 +92,7 @@ pub struct Solution {
 }
 
 /// Sum over tokens of the masked loss, with gradients.
-pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
+pub fn solve(problem: Problem<'_>, wanted: WantedGradients) -> LossAndGradients {
     let v = problem.weight.rows();
     in_chunks(problem, wanted, |range, logits, losses| {
         let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);
@@ -110,9 +110,9 @@ pub fn solve(problem: Problem<'_>, wanted: Wanted) -> Solution {
 /// a place for the loss of each; it fills those, and turns the logits into their gradients.
 pub fn in_chunks(
     problem: Problem<'_>,
-    wanted: Wanted,
+    wanted: WantedGradients,
     mut chunk: impl FnMut(Range<usize>, &mut [f32], &mut [f64]),
-) -> Solution {
+) -> LossAndGradients {
     let (n, c, v) = (problem.x.rows(), problem.x.cols(), problem.weight.rows());
     let rows = chunk_rows(n, v);
     let mut logits = filled(rows * v, |_| {});
@@ -138,13 +138,19 @@ pub fn in_chunks(
             gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
         }
     }
-    Solution { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
+    LossAndGradients { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
 }
 
 /// Loss of one token, and if its label has the largest logit; its logits become their gradients if
 /// any gradient is wanted.
 #[inline(always)]
-fn row_loss(logits: &mut [f32], target: usize, mask: f32, options: CrossEntropyOptions, wanted: Wanted) -> (f64, bool) {
+fn row_loss(
+    logits: &mut [f32],
+    target: usize,
+    mask: f32,
+    options: CrossEntropyOptions,
+    wanted: WantedGradients,
+) -> (f64, bool) {
     let gradients = wanted.x || wanted.weight;
     if mask == 0.0 {
         // A token that does not count may hold anything, infinities included.

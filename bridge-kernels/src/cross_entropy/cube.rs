@@ -233,7 +233,7 @@ struct Problem {
 }
 
 /// The loss, and its gradients for an upstream gradient of one.
-struct Solution {
+struct LossAndGradients {
     loss: Tensor<1>,
     x: Option<Tensor<2>>,
     /// In float32, with the rows of zeros that the projection was given.
@@ -268,7 +268,7 @@ pub fn linear_cross_entropy(
         wanted: [x_nc.is_tracked(), weight_vc.is_tracked()],
     };
     let largest = chunk_rows(x_nc, pitch(weight_vc.dims()[0]))?;
-    let Solution { loss, x, weight } = solve(&problem, rows.map_or(largest, |rows| rows.min(largest)))?;
+    let LossAndGradients { loss, x, weight } = solve(&problem, rows.map_or(largest, |rows| rows.min(largest)))?;
     let inputs = vec![x_nc.clone().into_dispatch(), weight_vc.clone().into_dispatch()];
     let shapes = [x_nc.dims(), weight_vc.dims()];
     Some(vjp::attach_some(loss, inputs, move |dy: Tensor<1>| {
@@ -297,7 +297,7 @@ fn with_rows(weight_vc: &Tensor<2>, rows: usize) -> Tensor<2> {
 }
 
 /// Takes the tokens in chunks; `None` if one has too many logits to index.
-fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
+fn solve(problem: &Problem, rows: usize) -> Option<LossAndGradients> {
     let Problem { x_nc, weight_vc, targets_n, mask_n, wanted, .. } = problem;
     let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
     let weight_vc = with_rows(weight_vc, pitch(v));
@@ -317,7 +317,7 @@ fn solve(problem: &Problem, rows: usize) -> Option<Solution> {
             grad_weight = Some(add_weight_gradient(grad_weight, &grad_logits, &chunk_nc));
         }
     }
-    Some(Solution {
+    Some(LossAndGradients {
         // Along the dimension: the sum of a whole tensor uses atomic additions, in any order.
         loss: Tensor::cat(losses, 0).sum_dim(0),
         x: wanted[0].then(|| Tensor::cat(grad_x, 0)),

@@ -3,7 +3,7 @@
 use burn::tensor::{Int, Tensor};
 
 use super::accuracy::TokenAccuracy;
-use super::cpu::{Problem, Solution, Wanted, solve};
+use super::cpu::{LossAndGradients, Problem, WantedGradients, solve};
 use super::options::CrossEntropyOptions;
 use crate::flex::{Values, gradient, integers, tensor};
 use crate::optim::cpu::scale;
@@ -28,7 +28,7 @@ pub(crate) fn linear_cross_entropy(
     let weight = Held::new(weight_vc)?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
-    let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
+    let wanted = WantedGradients { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
     let problem = Problem {
         x: x.matrix(),
         weight: weight.projection(),
@@ -41,9 +41,9 @@ pub(crate) fn linear_cross_entropy(
 }
 
 /// The loss as a tensor, with the gradients that were found beside it: backward only scales them.
-pub(crate) fn attached(solution: Solution, x_nc: &Tensor<2>, weight_vc: &LinearWeight) -> Tensor<1> {
+pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, weight_vc: &LinearWeight) -> Tensor<1> {
     let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
-    let Solution { loss, x: dx, weight: dw } = solution;
+    let LossAndGradients { loss, x: dx, weight: dw } = solution;
     let mut inputs = vec![x_nc.clone().into_dispatch()];
     let is_whole = match weight_vc {
         LinearWeight::Whole(weight_vc) => {

@@ -16,7 +16,7 @@ impl Memory {
     }
 
     fn at(&self, layout: Layout, [batch, row, column]: [usize; 3]) -> f64 {
-        f64::from(self.0[place(layout, [batch, row, column])])
+        f64::from(self.0[element_index(layout, [batch, row, column])])
     }
 
     fn set(&mut self, place: usize, value: f64, element: Element) {
@@ -26,7 +26,7 @@ impl Memory {
 }
 
 /// Index of an element.
-fn place(layout: Layout, [batch, row, column]: [usize; 3]) -> usize {
+fn element_index(layout: Layout, [batch, row, column]: [usize; 3]) -> usize {
     let is_inside = row < layout.rows && column < layout.columns && batch < layout.batches;
     assert!(is_inside, "element {:?} is outside {layout:?}", [batch, row, column]);
     batch * layout.apart + column * layout.leading + row
@@ -87,7 +87,7 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
     let second = |batch, row, column| element(read.b, product.b, operations[1], [batch, row, column]);
     let scale = read.scales.iter().fold(f64::from(alpha), |product, scale| product * f64::from(*scale));
     let stored_as = product.d.element;
-    let mut d = Memory::unwritten(place(product.d, [product.d.batches - 1, m - 1, n - 1]) + 1);
+    let mut d = Memory::unwritten(element_index(product.d, [product.d.batches - 1, m - 1, n - 1]) + 1);
     let mut extra = match (epilogue, product.leading_of_kept) {
         (Epilogue::BiasGradient, _) => Some(Memory::unwritten(n)),
         (_, Some(leading)) => Some(Memory::unwritten(leading * n)),
@@ -111,7 +111,7 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
                 }
                 value = gelu(value);
             }
-            d.set(place(product.d, [batch, row, column]), value, stored_as);
+            d.set(element_index(product.d, [batch, row, column]), value, stored_as);
         }
         if epilogue == Epilogue::BiasGradient {
             let sum = (0..k).map(|i| second(batch, i, column)).sum();
@@ -125,7 +125,8 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
 pub(crate) fn put(written: &Memory, layout: Layout, whole: &mut Memory) {
     for batch in 0..layout.batches {
         for column in 0..layout.columns {
-            let run = place(layout, [batch, 0, column])..=place(layout, [batch, layout.rows - 1, column]);
+            let run =
+                element_index(layout, [batch, 0, column])..=element_index(layout, [batch, layout.rows - 1, column]);
             whole.0[run.clone()].copy_from_slice(&written.0[run]);
         }
     }

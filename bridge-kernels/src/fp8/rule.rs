@@ -55,8 +55,8 @@ pub(super) enum Operand {
 }
 
 impl Operand {
-    /// The place of its tensor among those of a layer: input, weight, gradient of the output.
-    const fn place(self) -> usize {
+    /// Index of the operand in a layer: input, weight, gradient of the output.
+    const fn operand_index(self) -> usize {
         match self {
             Self::Input | Self::InputAcross => 0,
             Self::Weight | Self::WeightAcross => 1,
@@ -93,7 +93,7 @@ impl Fp8Rule {
             Fp8Scaling::Current => Share::Tensor(None),
             Fp8Scaling::Delayed => {
                 let scales = scales.expect("scales of earlier steps are given");
-                Share::Tensor(Some(scales[operand.place()].clone()))
+                Share::Tensor(Some(scales[operand.operand_index()].clone()))
             }
             Fp8Scaling::Microscaling => Share::Block(if is_across { [32, 1] } else { [1, 32] }),
             Fp8Scaling::Blockwise if is_weight => Share::Block([128, 128]),
@@ -128,13 +128,13 @@ const fn ordered(largest: f32) -> u32 {
 impl OperandMaxima {
     /// Notes the largest magnitude of a tensor. What is not finite counts as infinite.
     pub(super) fn note(&self, operand: Operand, largest: f32) {
-        self.host[operand.place()].fetch_max(ordered(largest), Ordering::Relaxed);
+        self.host[operand.operand_index()].fetch_max(ordered(largest), Ordering::Relaxed);
     }
 
     /// Notes the largest magnitude `[1]` of a tensor on a device, which is finite or infinite.
     pub(super) fn note_tensor(&self, operand: Operand, largest: Tensor<1>) {
         let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
-        let noted = &mut device[operand.place()];
+        let noted = &mut device[operand.operand_index()];
         *noted = Some(match noted.take() {
             Some(before) => before.max_pair(largest),
             None => largest,

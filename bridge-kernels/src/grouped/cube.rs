@@ -1,5 +1,5 @@
 //! Experts' layers on GPUs: Burn's product for the rows of each expert, read where they are, and
-//! one kernel that adds the bias and puts the result in its place. The products run on matrix
+//! one kernel that adds the bias and writes the result to its rows. The products run on matrix
 //! units, which a kernel for all experts written here would not: it would pay for very many experts
 //! with few rows each alone. As one operation, backward needs no matrix of zeros for each slice
 //! either.
@@ -15,7 +15,7 @@ use crate::vjp;
 
 /// Writes rows, with the bias added, into `all` from element `first` on; a unit an element.
 #[cube(launch)]
-fn place<X: Float>(
+fn write_rows<X: Float>(
     rows: &[X],
     bias: ComptimeOption<&[X]>,
     all: &mut [X],
@@ -55,7 +55,7 @@ impl Held {
         Some(Self { weights_oi, biases_o: biases_o?, spans: spans.collect() })
     }
 
-    /// Puts the products of experts with rows in their places in `[m, columns]`, each with the
+    /// Writes the products of experts with rows to their rows of `[m, columns]`, each with the
     /// expert's bias where `biases` are given.
     fn joined(
         &self,
@@ -72,7 +72,7 @@ impl Held {
             }
             let part = Buffer::from_tensor(&product(expert))?;
             let (grid, dim) = part.unit_per_element();
-            place::launch(
+            write_rows::launch(
                 &like.0.client,
                 grid,
                 dim,

@@ -88,7 +88,7 @@ pub(crate) fn linear_of_activation<const D: usize>(
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
 ) -> Option<Tensor<D>> {
-    let unit = Remade {
+    let unit = RecomputedActivation {
         dims: x.dims(),
         forward: move |before: &[f32]| activation::forward(before, kind),
         backward: move |mut gradient: Vec<f32>, before: &[f32]| {
@@ -107,7 +107,7 @@ pub(crate) fn linear_of_glu(
     bias_o: Option<&Tensor<1>>,
 ) -> Option<Tensor<3>> {
     let ([b, t, _], [_, width]) = (x_bt2i.dims(), weight_oi.dims());
-    let unit = Remade {
+    let unit = RecomputedActivation {
         dims: [b, t, width],
         forward: move |before: &[f32]| activation::glu(before, width, unit),
         backward: move |gradient: Vec<f32>, before: &[f32]| activation::glu_backward(&gradient, before, width, unit),
@@ -115,16 +115,16 @@ pub(crate) fn linear_of_glu(
     unit.product(x_bt2i, weight_oi, bias_o)
 }
 
-/// An activation whose result is made again for the backward of the product that reads it.
-struct Remade<F, B, const D: usize> {
+/// An activation whose result is recomputed for the backward of the product that reads it.
+struct RecomputedActivation<F, B, const D: usize> {
     /// Shape of the result.
     dims: [usize; D],
     forward: F,
-    /// From the gradient of the result and what it is made of.
+    /// Gradient of the input, from the gradient of the result and the input.
     backward: B,
 }
 
-impl<F, B, const D: usize> Remade<F, B, D>
+impl<F, B, const D: usize> RecomputedActivation<F, B, D>
 where
     F: Fn(&[f32]) -> Vec<f32> + Send + 'static,
     B: Fn(Vec<f32>, &[f32]) -> Vec<f32> + Send + 'static,

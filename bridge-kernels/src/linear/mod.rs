@@ -128,7 +128,7 @@ pub fn linear_of_activation<const D: usize>(
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
     flex::linear_of_activation(&x, kind, &weight_oi, bias_o.as_ref())
-        .unwrap_or_else(|| again(x, weight_oi, bias_o, move |x| activation(x, kind)))
+        .unwrap_or_else(|| product_with_recompute(x, weight_oi, bias_o, move |x| activation(x, kind)))
 }
 
 /// `glu(x) w^T + bias`, which keeps `x` for backward and not what the gated activation makes of it:
@@ -149,11 +149,12 @@ pub fn linear_of_glu(
     assert_eq!(width, 2 * inputs, "linear: a gated activation halves its input, which then fits the weight");
     let unit = unit.into();
     flex::linear_of_glu(&x_bt2i, unit, &weight_oi, bias_o.as_ref())
-        .unwrap_or_else(|| again(x_bt2i, weight_oi, bias_o, move |x| glu(x, unit)))
+        .unwrap_or_else(|| product_with_recompute(x_bt2i, weight_oi, bias_o, move |x| glu(x, unit)))
 }
 
-/// The product of what `before` makes of `x`, where there is no kernel that makes it again.
-fn again<const D: usize>(
+/// The product of `before(x)` with a weight. Backward recomputes `before(x)`; for devices without
+/// a kernel for it.
+fn product_with_recompute<const D: usize>(
     x: Tensor<D>,
     weight_oi: Tensor<2>,
     bias_o: Option<Tensor<1>>,

@@ -83,8 +83,8 @@ type InputGradients = Vec<Option<DispatchTensor>>;
 
 type Backward = fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients;
 
-/// The output once more, from the input, weight, bias and statistics.
-type Remake = fn(&[f32], &[f32], Option<&[f32]>, &Statistics) -> Vec<f32>;
+/// Recomputes the output from the input, weight, bias and statistics.
+type RecomputeOutput = fn(&[f32], &[f32], Option<&[f32]>, &Statistics) -> Vec<f32>;
 
 /// A norm that has been computed.
 struct Operation<const D: usize> {
@@ -92,22 +92,27 @@ struct Operation<const D: usize> {
     y: Vec<f32>,
     statistics: Arc<Statistics>,
     backward: Backward,
-    remake: Remake,
+    recompute: RecomputeOutput,
 }
 
 impl<const D: usize> Operation<D> {
-    fn new(operands: Operands<D>, Normed { y, statistics }: Normed, backward: Backward, remake: Remake) -> Self {
-        Self { operands, y, statistics: Arc::new(statistics), backward, remake }
+    fn new(
+        operands: Operands<D>,
+        Normed { y, statistics }: Normed,
+        backward: Backward,
+        recompute: RecomputeOutput,
+    ) -> Self {
+        Self { operands, y, statistics: Arc::new(statistics), backward, recompute }
     }
 
     /// Closure that recomputes the output.
     fn recompute(&self) -> Recompute {
         let Operands { dims, x, weight, bias, .. } = &self.operands;
         let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
-        let (statistics, remake) = (Arc::clone(&self.statistics), self.remake);
+        let (statistics, recompute) = (Arc::clone(&self.statistics), self.recompute);
         Recompute::new(move || {
             let bias = bias.as_ref().map(Values::slice);
-            Values::from_vec(remake(x.slice(), weight.slice(), bias, &statistics), dims)
+            Values::from_vec(recompute(x.slice(), weight.slice(), bias, &statistics), dims)
         })
     }
 

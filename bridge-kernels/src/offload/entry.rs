@@ -12,31 +12,32 @@ use super::device::{Host, bytes_of};
 
 /// A tensor that is moved.
 pub(super) struct Entry {
-    place: Mutex<Place>,
+    state: Mutex<TransferState>,
     bytes: u64,
     group: Arc<Group>,
     counters: Arc<Counters>,
 }
 
-enum Place {
-    /// On the device, and waiting to be read or being read.
-    Leaving(DispatchTensor),
+/// State of the transfer of a tensor to the host and back.
+enum TransferState {
+    /// On the device, waiting for its download or being downloaded.
+    Downloading(DispatchTensor),
     /// On the host.
-    Host(Host),
+    OnHost(Host),
     /// On the device again.
-    Back(DispatchTensor),
-    /// It could not be read.
-    Lost(String),
+    OnDevice(DispatchTensor),
+    /// The download failed.
+    DownloadFailed(String),
     /// The upload panicked.
-    Nowhere,
+    UploadFailed,
 }
 
 impl Entry {
     pub fn new(tensor: DispatchTensor, group: Arc<Group>, counters: Arc<Counters>) -> Arc<Self> {
         let bytes = bytes_of(&tensor);
         counters.leaves(bytes);
-        let place = Mutex::new(Place::Leaving(tensor));
-        let entry = Arc::new(Self { place, bytes, group: Arc::clone(&group), counters });
+        let state = Mutex::new(TransferState::Downloading(tensor));
+        let entry = Arc::new(Self { state, bytes, group: Arc::clone(&group), counters });
         group.entries.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&entry));
         entry
     }
@@ -51,8 +52,8 @@ impl Entry {
         Arc::clone(&self.group)
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, TransferState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reads the tensor of an entry that somebody still has, by `read`.
@@ -64,24 +65,27 @@ impl Entry {
         // Nothing of the entry is held meanwhile: it goes when its pullback does.
         let read = catch_unwind(AssertUnwindSafe(|| read(tensor))).unwrap_or_else(|panic| Err(message(&*panic)));
         let Some(entry) = this.upgrade() else { return };
-        let mut place = entry.place();
-        if matches!(*place, Place::Leaving(_)) {
-            *place = match read {
-                Ok(host) => Place::Host(host),
-                Err(message) => Place::Lost(message),
+        let mut state = entry.state();
+        if matches!(*state, TransferState::Downloading(_)) {
+            *state = match read {
+                Ok(host) => TransferState::OnHost(host),
+                Err(message) => TransferState::DownloadFailed(message),
             };
         }
     }
 
     fn leaving(&self) -> Option<DispatchTensor> {
-        match &*self.place() {
-            Place::Leaving(tensor) => Some(tensor.clone()),
-            Place::Host(_) | Place::Back(_) | Place::Lost(_) | Place::Nowhere => None,
+        match &*self.state() {
+            TransferState::Downloading(tensor) => Some(tensor.clone()),
+            TransferState::OnHost(_)
+            | TransferState::OnDevice(_)
+            | TransferState::DownloadFailed(_)
+            | TransferState::UploadFailed => None,
         }
     }
 
     fn is_on_host(&self) -> bool {
-        matches!(*self.place(), Place::Host(_))
+        matches!(*self.state(), TransferState::OnHost(_))
     }
 
     /// The tensor on the device, in the shape of whoever kept it first.
@@ -89,18 +93,18 @@ impl Entry {
     /// # Panics
     /// If it could not be read.
     pub fn bring_back(&self) -> DispatchTensor {
-        let mut place = self.place();
+        let mut state = self.state();
         // A download in progress comes too late then.
-        let tensor = match std::mem::replace(&mut *place, Place::Nowhere) {
-            Place::Leaving(tensor) | Place::Back(tensor) => tensor,
-            Place::Host(host) => {
+        let tensor = match std::mem::replace(&mut *state, TransferState::UploadFailed) {
+            TransferState::Downloading(tensor) | TransferState::OnDevice(tensor) => tensor,
+            TransferState::OnHost(host) => {
                 self.counters.returns(self.bytes);
                 host.upload()
             }
-            Place::Lost(message) => panic!("an activation could not be moved to the host: {message}"),
-            Place::Nowhere => panic!("an activation could not be brought back from the host"),
+            TransferState::DownloadFailed(message) => panic!("an activation could not be moved to the host: {message}"),
+            TransferState::UploadFailed => panic!("an activation could not be brought back from the host"),
         };
-        *place = Place::Back(tensor.clone());
+        *state = TransferState::OnDevice(tensor.clone());
         tensor
     }
 }
@@ -109,7 +113,7 @@ impl Drop for Entry {
     /// A tensor that was neither read nor requested, because its operation had no backward, was not
     /// moved.
     fn drop(&mut self) {
-        if matches!(self.place.get_mut().unwrap_or_else(PoisonError::into_inner), Place::Leaving(_)) {
+        if matches!(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), TransferState::Downloading(_)) {
             self.counters.left_not(self.bytes);
         }
     }

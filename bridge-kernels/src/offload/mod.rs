@@ -144,7 +144,7 @@ impl Offloader {
         *last = Arc::downgrade(&group);
         drop(last);
         let scope = Scope { offloader: self.clone(), group, part: Part::default(), held: Vec::new() };
-        let _outer = Outer(OPEN.with(|open| open.replace(Some(scope))));
+        let _restore = RestoreScope(OPEN.with(|open| open.replace(Some(scope))));
         work()
     }
 
@@ -186,10 +186,10 @@ struct Held {
     _tensor: DispatchTensor,
 }
 
-/// Puts back the scope that was open before.
-struct Outer(Option<Scope>);
+/// Reopens the previous scope when dropped.
+struct RestoreScope(Option<Scope>);
 
-impl Drop for Outer {
+impl Drop for RestoreScope {
     fn drop(&mut self) {
         OPEN.with(|open| open.replace(self.0.take()));
     }
@@ -203,10 +203,10 @@ struct Part {
     unit: Option<Module>,
 }
 
-/// Puts back the part that ran before.
-struct Leave(Option<Part>);
+/// Restores the previous part when dropped.
+struct RestorePart(Option<Part>);
 
-impl Drop for Leave {
+impl Drop for RestorePart {
     fn drop(&mut self) {
         if let Some(part) = self.0 {
             enter(part);
@@ -221,14 +221,14 @@ fn enter(part: Part) -> Option<Part> {
 
 /// Runs `work` as a part of `module`; `None` for modules without a name.
 pub fn in_module<T>(module: impl Into<Option<Module>>, work: impl FnOnce() -> T) -> T {
-    let _leave = Leave(enter(Part { now: module.into(), unit: None }));
+    let _restore = RestorePart(enter(Part { now: module.into(), unit: None }));
     work()
 }
 
 /// Runs a linear layer of module `linear` that may be one operation with the non-linearity behind
 /// it, of module `unit`.
 pub fn in_modules<T>([linear, unit]: [Module; 2], work: impl FnOnce() -> T) -> T {
-    let _leave = Leave(enter(Part { now: Some(linear), unit: Some(unit) }));
+    let _restore = RestorePart(enter(Part { now: Some(linear), unit: Some(unit) }));
     work()
 }
 
@@ -243,7 +243,7 @@ pub fn in_unit<T>(work: impl FnOnce() -> T) -> T {
 
 /// Runs `work` as if no scope were open: what its operations keep is dropped at once.
 pub(crate) fn closed<T>(work: impl FnOnce() -> T) -> T {
-    let _outer = Outer(OPEN.take());
+    let _restore = RestoreScope(OPEN.take());
     work()
 }
 
@@ -294,23 +294,23 @@ impl Scope {
 /// [`Offloader`] perhaps on the host.
 pub struct Kept {
     shape: Shape,
-    place: Place,
+    place: KeptTensor,
 }
 
 #[allow(
     clippy::large_enum_variant,
     reason = "where nothing is moved a tensor is kept as it is, without a box of its own"
 )]
-enum Place {
-    Here(DispatchTensor),
-    Moved(Arc<Entry>, Offloader),
+enum KeptTensor {
+    OnDevice(DispatchTensor),
+    Offloaded(Arc<Entry>, Offloader),
 }
 
 impl fmt::Debug for Kept {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let place = match self.place {
-            Place::Here(_) => "here",
-            Place::Moved(..) => "moved",
+            KeptTensor::OnDevice(_) => "here",
+            KeptTensor::Offloaded(..) => "moved",
         };
         f.debug_struct("Kept").field("shape", &self.shape).field("place", &place).finish()
     }
@@ -326,8 +326,8 @@ impl Kept {
             scope.keep(&tensor).map(|entry| (entry, scope.offloader.clone()))
         });
         let place = match kept {
-            Some((entry, offloader)) => Place::Moved(entry, offloader),
-            None => Place::Here(tensor),
+            Some((entry, offloader)) => KeptTensor::Offloaded(entry, offloader),
+            None => KeptTensor::OnDevice(tensor),
         };
         Self { shape, place }
     }
@@ -343,8 +343,8 @@ impl Kept {
     /// If it could not be read: with what the device said.
     pub fn into_dispatch(self) -> DispatchTensor {
         match self.place {
-            Place::Here(tensor) => tensor,
-            Place::Moved(entry, offloader) => {
+            KeptTensor::OnDevice(tensor) => tensor,
+            KeptTensor::Offloaded(entry, offloader) => {
                 if let Some(before) = entry.group().before_once() {
                     offloader.readers().try_run(move || before.bring_back());
                 }

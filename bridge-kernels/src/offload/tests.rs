@@ -180,7 +180,7 @@ fn memory_is_released_when_it_is_read_and_when_its_pullback_is_dropped() {
     let kept = offloader.scope(move || Kept::from_tensor(&x));
     offloader.settle();
     assert_eq!(owners(&memory), 1, "the test's own");
-    let Place::Moved(entry, _) = &kept.place else { panic!("it is moved") };
+    let KeptTensor::Offloaded(entry, _) = &kept.place else { panic!("it is moved") };
     let (entry, group) = (Arc::downgrade(entry), Arc::downgrade(&entry.group_of()));
     drop(kept);
     assert!(entry.upgrade().is_none() && group.upgrade().is_none());
@@ -249,7 +249,7 @@ fn modules_and_sizes_choose() {
         kept.push(Kept::from_tensor(&x));
         kept
     });
-    let moved: Vec<bool> = kept.iter().map(|kept| matches!(kept.place, Place::Moved(..))).collect();
+    let moved: Vec<bool> = kept.iter().map(|kept| matches!(kept.place, KeptTensor::Offloaded(..))).collect();
     assert_eq!(moved, [false, false, false, false, true, true, true]);
     let one = bytes(15, FloatDType::F32);
     let Moved { tensors, bytes, staying, .. } = modules.moved();
@@ -260,7 +260,7 @@ fn modules_and_sizes_choose() {
     let on_host = Offloader::new(Moves::FromElements(1), Devices::Accelerators);
     for offloader in [large, nothing, on_host] {
         let kept = offloader.scope(|| Kept::from_tensor(&x));
-        assert!(matches!(kept.place, Place::Here(_)), "{offloader:?}");
+        assert!(matches!(kept.place, KeptTensor::OnDevice(_)), "{offloader:?}");
         assert_eq!(offloader.moved(), Moved { staying: one, ..Moved::default() });
     }
 }

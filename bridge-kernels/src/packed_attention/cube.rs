@@ -1,5 +1,5 @@
-//! Queries, keys and values of a projection on GPUs: one kernel takes the projection apart and
-//! turns queries and keys, and one puts the gradients together and turns these back.
+//! Queries, keys and values of a projection on GPUs: one kernel splits the projection and
+//! rotates queries and keys, and one merges the gradients and rotates these back.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 
 use super::packed::PackedHeads;
 use crate::cube::Buffer;
-use crate::rotary::cube::{Angles, partner, turn, turned};
+use crate::rotary::cube::{Angles, pair_rotation, partner, rotated};
 use crate::rotary::{Positions, RotaryTable};
 use crate::vjp;
 
@@ -67,9 +67,9 @@ fn position<P: Int>(positions: &[P], at: &VectorPosition, sizes: &Sizes) -> usiz
     u32::cast_from(positions[token % positions.len()]) as usize
 }
 
-/// Takes `packed` apart: a unit a vector.
+/// Splits `packed` into queries, keys and values, and rotates queries and keys. A unit a vector.
 #[cube(launch)]
-fn take_apart<X: Float, P: Int, N: Size>(
+fn split_qkv<X: Float, P: Int, N: Size>(
     packed: &[Vector<X, N>],
     q: &mut [Vector<X, N>],
     k: &mut [Vector<X, N>],
@@ -92,8 +92,8 @@ fn take_apart<X: Float, P: Int, N: Size>(
     let mut value = packed[element];
     if at.slot <= r && at.column < 2 * sizes.pairs as usize {
         let position = position::<P>(positions, &at, &sizes);
-        let turn = turn::<N>(cos, sin, position, at.column, sizes.pairs as usize, 1.0f32, interleaved);
-        value = turned::<X, N>(value, packed[partner::<N>(element, &turn)], &turn);
+        let rotation = pair_rotation::<N>(cos, sin, position, at.column, sizes.pairs as usize, 1.0f32, interleaved);
+        value = rotated::<X, N>(value, packed[partner::<N>(element, &rotation)], &rotation);
     }
     if at.slot < r {
         q[start(&at, at.group * r + at.slot, &of_queries) + at.column] = value;
@@ -104,9 +104,10 @@ fn take_apart<X: Float, P: Int, N: Size>(
     }
 }
 
-/// Puts gradients together: a unit a vector of `packed`.
+/// Merges the gradients of queries, keys and values, and rotates them back. A unit a vector of
+/// `packed`.
 #[cube(launch)]
-fn put_together<X: Float, P: Int, N: Size>(
+fn merge_qkv_gradients<X: Float, P: Int, N: Size>(
     packed: &mut [Vector<X, N>],
     q: &[Vector<X, N>],
     k: &[Vector<X, N>],
@@ -138,9 +139,9 @@ fn put_together<X: Float, P: Int, N: Size>(
     let mut value = head_value::<X, N>(q, k, source, at.slot < r);
     if at.column < 2 * sizes.pairs as usize {
         let position = position::<P>(positions, &at, &sizes);
-        let turn = turn::<N>(cos, sin, position, at.column, sizes.pairs as usize, -1.0f32, interleaved);
-        let other = head_value::<X, N>(q, k, partner::<N>(source, &turn), at.slot < r);
-        value = turned::<X, N>(value, other, &turn);
+        let rotation = pair_rotation::<N>(cos, sin, position, at.column, sizes.pairs as usize, -1.0f32, interleaved);
+        let other = head_value::<X, N>(q, k, partner::<N>(source, &rotation), at.slot < r);
+        value = rotated::<X, N>(value, other, &rotation);
     }
     packed[element] = value;
 }
@@ -200,14 +201,14 @@ impl Packing {
         [x.storage(), self.angles.positions.storage()]
     }
 
-    fn take_apart(&self, x: &Buffer) -> [Buffer; 3] {
+    fn split_qkv(&self, x: &Buffer) -> [Buffer; 3] {
         let ([b, t], PackedHeads { groups: g, queries_per_group: r, head_size: d }) = (self.tokens, self.packed);
         let heads = |heads: usize| Heads::by_token(x.uninitialised([b, t, heads, d], x.0.dtype), [b, t, heads, d]);
         let [q, k, v] = [heads(g * r), heads(g), heads(g)];
         let lanes = self.angles.lanes(x, d);
         let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
-        take_apart::launch(
+        split_qkv::launch(
             &x.0.client,
             count,
             dim,
@@ -228,13 +229,13 @@ impl Packing {
         [q, k, v].map(|heads| heads.buffer)
     }
 
-    fn put_together(&self, [q, k, v]: [Heads; 3]) -> Buffer {
+    fn merge_qkv_gradients(&self, [q, k, v]: [Heads; 3]) -> Buffer {
         let [b, t] = self.tokens;
         let x = q.buffer.uninitialised([b, t, self.packed.width()], q.buffer.0.dtype);
         let lanes = self.angles.lanes(&x, self.packed.head_size);
         let (count, dim) = x.grid(x.len() / lanes);
         let angles = &self.angles;
-        put_together::launch(
+        merge_qkv_gradients::launch(
             &x.0.client,
             count,
             dim,
@@ -273,7 +274,7 @@ pub fn unpack(
     };
     let packing = Packing { packed, tokens: [b, t], angles };
     let dtype = x.0.dtype;
-    let outputs = packing.take_apart(&x).map(|heads| heads.tensor::<4>().into_dispatch()).into();
+    let outputs = packing.split_qkv(&x).map(|heads| heads.tensor::<4>().into_dispatch()).into();
     let [groups, queries] = [packed.groups, packed.groups * packed.queries_per_group];
     let outputs = vjp::attach_all(outputs, vec![qkv_btf.clone().into_dispatch()], move |gradients| {
         let mut gradients = gradients.into_iter();
@@ -282,7 +283,7 @@ pub fn unpack(
             let shape = [b, t, heads, packed.head_size];
             Heads::from_gradient(gradient.unwrap_or_else(|| Tensor::zeros(shape, (&device, dtype))))
         });
-        vec![packing.put_together(of_heads).gradient()]
+        vec![packing.merge_qkv_gradients(of_heads).gradient()]
     });
     let mut outputs = outputs.into_iter();
     Some([(); 3].map(|()| Tensor::from_dispatch(outputs.next().expect("queries, keys and values"))))

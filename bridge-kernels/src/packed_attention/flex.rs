@@ -11,7 +11,7 @@ use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
 use crate::flex::{KeptValues, Values, gradient, integers, tensor};
 use crate::rotary::cpu::Direction;
-use crate::rotary::flex::Turn;
+use crate::rotary::flex::BatchRotation;
 use crate::rotary::{Positions, RotaryTable};
 use crate::vjp::attach_some;
 
@@ -36,12 +36,12 @@ pub(crate) fn packed_attention(
         Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
         None => None,
     };
-    let turn = match rotary {
-        Some((table, positions)) => Some(Turn::new(table, positions, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
+    let rotation = match rotary {
+        Some((table, positions)) => Some(BatchRotation::new(table, positions, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
         None => None,
     };
-    if let Some(turn) = &turn {
-        qkv = Values::from_vec(turn.copy(qkv.slice(), Direction::Forward), [b, t, f]);
+    if let Some(rotation) = &rotation {
+        qkv = Values::from_vec(rotation.copy(qkv.slice(), Direction::Forward), [b, t, f]);
     }
     let problem = problem([b, t, t], [g * r, g, d, d], options);
     let places = PackedPlaces::new(t, packed);
@@ -68,8 +68,8 @@ pub(crate) fn packed_attention(
             let targets = places.targets(Shared::new(dqkv));
             backward(saved, attention, targets);
         });
-        if let Some(turn) = turn {
-            turn.in_place(&mut dqkv, Direction::Backward);
+        if let Some(rotation) = rotation {
+            rotation.in_place(&mut dqkv, Direction::Backward);
         }
         let d_sinks = sinks.map(|_| gradient(sink_gradients(saved, attention), [g * r]));
         [Some(gradient(dqkv, [b, t, f])), d_sinks].into_iter().flatten().collect()

@@ -9,7 +9,7 @@ use crate::cpu::simd::vectorised;
 /// Elements of one task, about.
 const CHUNK: usize = 1 << 14;
 
-/// Direction of the rotation: the backward turns the other way.
+/// Direction of the rotation: the backward rotates in the other direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
     /// By the position.
@@ -36,7 +36,7 @@ pub struct Rotation<'a> {
     /// Heads of a group, which divides `heads`.
     pub group: usize,
     /// Number of leading heads of a group that are rotated.
-    pub turned: usize,
+    pub rotated: usize,
 }
 
 /// A rotated copy of `x`, whose tokens (`[heads, head_size]` each) have the given positions.
@@ -75,23 +75,23 @@ fn chunk(rotation: Rotation<'_>) -> (usize, usize) {
 
 #[inline(always)]
 fn token(x: &mut [f32], position: usize, rotation: Rotation<'_>, direction: Direction) {
-    let Rotation { pairs, head_size, group, turned, .. } = rotation;
+    let Rotation { pairs, head_size, group, rotated, .. } = rotation;
     let cos = &rotation.cos[position * pairs..][..pairs];
     let sin = &rotation.sin[position * pairs..][..pairs];
     let sign = if direction == Direction::Forward { 1.0 } else { -1.0 };
     for group in x.chunks_exact_mut(group * head_size) {
-        for head in group.chunks_exact_mut(head_size).take(turned) {
+        for head in group.chunks_exact_mut(head_size).take(rotated) {
             let head = &mut head[..2 * pairs];
             match rotation.pairing {
                 RotaryPairing::Halves => {
                     let (x1, x2) = head.split_at_mut(pairs);
                     for ((x1, x2), (c, s)) in x1.iter_mut().zip(x2).zip(cos.iter().zip(sin)) {
-                        (*x1, *x2) = turn(*x1, *x2, *c, s * sign);
+                        (*x1, *x2) = rotate_pair(*x1, *x2, *c, s * sign);
                     }
                 }
                 RotaryPairing::Interleaved => {
                     for ([x1, x2], (c, s)) in head.as_chunks_mut::<2>().0.iter_mut().zip(cos.iter().zip(sin)) {
-                        (*x1, *x2) = turn(*x1, *x2, *c, s * sign);
+                        (*x1, *x2) = rotate_pair(*x1, *x2, *c, s * sign);
                     }
                 }
             }
@@ -99,8 +99,8 @@ fn token(x: &mut [f32], position: usize, rotation: Rotation<'_>, direction: Dire
     }
 }
 
-/// A point turned by the angle with this cosine and sine.
+/// A point rotated by the angle with this cosine and sine.
 #[inline(always)]
-fn turn(x1: f32, x2: f32, cos: f32, sin: f32) -> (f32, f32) {
+fn rotate_pair(x1: f32, x2: f32, cos: f32, sin: f32) -> (f32, f32) {
     (x1 * cos - x2 * sin, x2 * cos + x1 * sin)
 }

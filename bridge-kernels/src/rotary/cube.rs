@@ -19,7 +19,7 @@ struct Sizes {
 /// Rotation of elements: the factors of the elements themselves, the factors of the other elements
 /// of their pairs, and the distance to those, which lie behind or, if `back`, in front.
 #[derive(CubeType, Clone, Copy)]
-pub(crate) struct Turn<N: Size> {
+pub(crate) struct PairRotation<N: Size> {
     own: Vector<f32, N>,
     other: Vector<f32, N>,
     distance: usize,
@@ -29,7 +29,7 @@ pub(crate) struct Turn<N: Size> {
 /// Rotation of the vector in `column` of a head at a position, forward or, with a `direction` of
 /// -1, backward. Interleaved pairs are rotated in vectors of one element.
 #[cube]
-pub(crate) fn turn<N: Size>(
+pub(crate) fn pair_rotation<N: Size>(
     cos: &[Vector<f32, N>],
     sin: &[Vector<f32, N>],
     position: usize,
@@ -37,7 +37,7 @@ pub(crate) fn turn<N: Size>(
     pairs: usize,
     direction: f32,
     #[comptime] interleaved: bool,
-) -> Turn<N> {
+) -> PairRotation<N> {
     let mut pair = column % pairs;
     let mut first = column < pairs;
     let mut distance = pairs;
@@ -51,27 +51,33 @@ pub(crate) fn turn<N: Size>(
     if first {
         other = -other;
     }
-    Turn::<N> { own: cos[angle], other, distance, back: !first }
+    PairRotation::<N> { own: cos[angle], other, distance, back: !first }
 }
 
-/// Place of the other elements of the pairs that the vector at `place` belongs to.
+/// Index of the other elements of the pairs that the vector at index `element` belongs to.
 #[cube]
-pub(crate) fn partner<N: Size>(place: usize, turn: &Turn<N>) -> usize {
-    let mut partner = place + turn.distance;
-    if turn.back {
-        partner = place - turn.distance;
+pub(crate) fn partner<N: Size>(element: usize, rotation: &PairRotation<N>) -> usize {
+    let mut partner = element + rotation.distance;
+    if rotation.back {
+        partner = element - rotation.distance;
     }
     partner
 }
 
-/// Elements turned, with the other elements of their pairs.
+/// Rotates elements, given the other elements of their pairs.
 #[cube]
-pub(crate) fn turned<X: Float, N: Size>(own: Vector<X, N>, other: Vector<X, N>, turn: &Turn<N>) -> Vector<X, N> {
-    Vector::cast_from(Vector::<f32, N>::cast_from(own) * turn.own + Vector::<f32, N>::cast_from(other) * turn.other)
+pub(crate) fn rotated<X: Float, N: Size>(
+    own: Vector<X, N>,
+    other: Vector<X, N>,
+    rotation: &PairRotation<N>,
+) -> Vector<X, N> {
+    Vector::cast_from(
+        Vector::<f32, N>::cast_from(own) * rotation.own + Vector::<f32, N>::cast_from(other) * rotation.other,
+    )
 }
 
-/// Turns each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again with
-/// a `direction` of -1. A unit a vector.
+/// Rotates each pair `(x1, x2)` of a head into `(x1 cos - x2 sin, x2 cos + x1 sin)`; back again
+/// with a `direction` of -1. A unit a vector.
 ///
 /// There is one position for each token, or for each token of a row, the same in all rows.
 #[cube(launch)]
@@ -86,20 +92,20 @@ fn rotate<X: Float, P: Int, N: Size>(
     #[comptime] interleaved: bool,
     #[define(X, P)] _storage: [ElemType; 2],
 ) {
-    let place = ABSOLUTE_POS;
-    if place >= y.len() {
+    let element = ABSOLUTE_POS;
+    if element >= y.len() {
         terminate!();
     }
     let (head_size, pairs) = (sizes.head_size as usize, sizes.pairs as usize);
-    let token = place / head_size / sizes.heads as usize;
-    let column = place % head_size;
-    let mut value = x[place];
+    let token = element / head_size / sizes.heads as usize;
+    let column = element % head_size;
+    let mut value = x[element];
     if column < 2 * pairs {
         let position = u32::cast_from(positions[token % positions.len()]) as usize;
-        let turn = turn::<N>(cos, sin, position, column, pairs, direction, interleaved);
-        value = turned::<X, N>(value, x[partner::<N>(place, &turn)], &turn);
+        let rotation = pair_rotation::<N>(cos, sin, position, column, pairs, direction, interleaved);
+        value = rotated::<X, N>(value, x[partner::<N>(element, &rotation)], &rotation);
     }
-    y[place] = value;
+    y[element] = value;
 }
 
 /// `first`, `first + 1` and so on: a unit each.

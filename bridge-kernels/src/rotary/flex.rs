@@ -11,26 +11,26 @@ pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
     let values = Values::contiguous_of(x_bthd)?;
-    let turn = Turn::new(table, positions, [b, t], [heads, 1, 1], head_size)?;
-    let y = tensor(turn.copy(values.slice(), Direction::Forward), dims);
-    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(turn.copy(dy.slice(), Direction::Backward), dims)))
+    let rotation = BatchRotation::new(table, positions, [b, t], [heads, 1, 1], head_size)?;
+    let y = tensor(rotation.copy(values.slice(), Direction::Forward), dims);
+    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(rotation.copy(dy.slice(), Direction::Backward), dims)))
 }
 
 /// A rotation of all tokens of a batch.
-pub(crate) struct Turn {
+pub(crate) struct BatchRotation {
     cos: Values,
     sin: Values,
     pairs: usize,
     pairing: RotaryPairing,
     positions: Vec<usize>,
-    /// Heads of a token, of a group, and of a group those that turn.
+    /// Heads of a token, heads of a group, and rotated heads of a group.
     heads: [usize; 3],
     head_size: usize,
 }
 
-impl Turn {
+impl BatchRotation {
     /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the
-    /// first `turned` turn; `None` if the tables are not float32 on Flex.
+    /// first `rotated` are rotated; `None` if the tables are not float32 on Flex.
     ///
     /// # Panics
     /// If a position lies beyond the table.
@@ -38,7 +38,7 @@ impl Turn {
         table: &RotaryTable,
         positions: &Positions,
         [b, t]: [usize; 2],
-        [heads, group, turned]: [usize; 3],
+        [heads, group, rotated]: [usize; 3],
         head_size: usize,
     ) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
@@ -52,7 +52,7 @@ impl Turn {
             panic!("rotary position {position} is beyond the table's {length}");
         }
         let (pairs, pairing) = (table.rotary_size() / 2, table.pairing());
-        Some(Self { cos, sin, pairs, pairing, positions, heads: [heads, group, turned], head_size })
+        Some(Self { cos, sin, pairs, pairing, positions, heads: [heads, group, rotated], head_size })
     }
 
     /// A rotated copy.
@@ -66,7 +66,7 @@ impl Turn {
     }
 
     fn rotation(&self) -> Rotation<'_> {
-        let Self { pairs, pairing, head_size, heads: [heads, group, turned], .. } = *self;
-        Rotation { cos: self.cos.slice(), sin: self.sin.slice(), pairs, pairing, head_size, heads, group, turned }
+        let Self { pairs, pairing, head_size, heads: [heads, group, rotated], .. } = *self;
+        Rotation { cos: self.cos.slice(), sin: self.sin.slice(), pairs, pairing, head_size, heads, group, rotated }
     }
 }

@@ -10,8 +10,8 @@ use burn::cubecl::prelude::*;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::cube_steps::{
-    Form, PLANES, Place, Sizes, SizesLaunch, decayed, fill_steps, line, pass_states, place, row_weights, state_start,
-    states_io_at, sum_chunks, values_at,
+    CubePosition, Form, PLANES, Sizes, SizesLaunch, cube_position, decayed, fill_steps, line, pass_states, row_weights,
+    state_start, states_io_at, sum_chunks, values_at,
 };
 use super::shape::{ScanInputs, ScanOptions};
 use crate::cube::Buffer;
@@ -29,7 +29,7 @@ pub(super) fn scanned<X: Float>(
     xbc: &[X],
     steps: &[f32],
     states: &[f32],
-    at: &Place,
+    at: &CubePosition,
     sizes: &Sizes,
     stage: &mut Shared<[f32]>,
     #[comptime] form: Form,
@@ -85,7 +85,7 @@ fn forward<X: Float>(
     let (r, columns) = (comptime!(form.r), comptime!(form.columns));
     let rows = comptime!(form.r * SIDE);
     let heads = sizes.heads as usize;
-    let at = place(heads, (sizes.chunk as usize).div_ceil(rows), &sizes);
+    let at = cube_position(heads, (sizes.chunk as usize).div_ceil(rows), &sizes);
     let first = at.begin + at.block * rows;
     if at.batch >= sizes.batches as usize || first >= at.end {
         terminate!();

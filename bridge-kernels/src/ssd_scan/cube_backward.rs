@@ -12,8 +12,8 @@ use burn::tensor::{DType, Tensor};
 use super::cube::{Scan, Shape, scanned};
 use super::cube_step_gradients::{BEHIND, DIRECT, DOTS, OUTPUT, WITHIN};
 use super::cube_steps::{
-    Form, Place, Sizes, decayed, line, of_head_at, place, row_weights, state_start, states_io_at, step, to_end,
-    values_at,
+    CubePosition, Form, Sizes, cube_position, decayed, line, of_head_at, row_weights, state_start, states_io_at, step,
+    to_end, values_at,
 };
 use crate::cube::Buffer;
 use crate::cube::tile::{
@@ -47,7 +47,7 @@ fn output_dots<X: Float>(
 ) {
     let (r, columns) = (comptime!(form.r), comptime!(form.columns));
     let rows = comptime!(form.r * SIDE);
-    let at = place(sizes.heads as usize, (sizes.chunk as usize).div_ceil(rows), &sizes);
+    let at = cube_position(sizes.heads as usize, (sizes.chunk as usize).div_ceil(rows), &sizes);
     let first = at.begin + at.block * rows;
     if at.batch >= sizes.batches as usize || first >= at.end {
         terminate!();
@@ -93,7 +93,7 @@ fn value_gradients<X: Float>(
 ) {
     let (r, columns) = (comptime!(form.r), comptime!(form.columns));
     let rows = comptime!(form.r * SIDE);
-    let at = place(sizes.heads as usize, (sizes.chunk as usize).div_ceil(rows), &sizes);
+    let at = cube_position(sizes.heads as usize, (sizes.chunk as usize).div_ceil(rows), &sizes);
     let first = at.begin + at.block * rows;
     if at.batch >= sizes.batches as usize || first >= at.end {
         terminate!();
@@ -149,7 +149,7 @@ fn write_values<X: Float>(
     within: &Array<f32>,
     behind: &Array<f32>,
     d: f32,
-    at: &Place,
+    at: &CubePosition,
     sizes: &Sizes,
     stage: &mut Shared<[f32]>,
     #[comptime] form: Form,
@@ -206,7 +206,7 @@ fn summed_weights<X: Float>(
     xbc: &[X],
     dy: &[X],
     steps: &[f32],
-    at: &Place,
+    at: &CubePosition,
     heads: &Heads,
     token: usize,
     sizes: &Sizes,
@@ -275,7 +275,7 @@ fn state_io_terms<X: Float>(
     let (n, p, groups) = (sizes.state as usize, sizes.head_size as usize, sizes.groups as usize);
     let of_group = sizes.heads as usize / groups;
     let parts = of_group.div_ceil(HEADS);
-    let at = place(groups * parts, (sizes.chunk as usize).div_ceil(rows), &sizes);
+    let at = cube_position(groups * parts, (sizes.chunk as usize).div_ceil(rows), &sizes);
     let first = at.begin + at.block * rows;
     if at.batch >= sizes.batches as usize || first >= at.end {
         terminate!();

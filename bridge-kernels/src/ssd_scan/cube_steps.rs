@@ -46,7 +46,7 @@ pub(super) struct Form {
 
 /// Position that a cube works on.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct CubePosition {
     pub batch: usize,
     pub chunk: usize,
     /// A head, or some heads of a group.
@@ -63,17 +63,17 @@ pub(super) fn chunks(sizes: &Sizes) -> usize {
     (sizes.tokens as usize).div_ceil(sizes.chunk as usize)
 }
 
-/// The place of this cube, where each chunk of a sequence has `parts` of `blocks`. Its batch is
+/// The position of this cube, where each chunk of a sequence has `parts` of `blocks`. Its batch is
 /// beyond the last for a cube too many.
 #[cube]
-pub(super) fn place(parts: usize, blocks: usize, sizes: &Sizes) -> Place {
+pub(super) fn cube_position(parts: usize, blocks: usize, sizes: &Sizes) -> CubePosition {
     let (block, rest) = (CUBE_POS % blocks, CUBE_POS / blocks);
     let (part, rest) = (rest % parts, rest / parts);
     let chunks = chunks(sizes);
     let (chunk, batch) = (rest % chunks, rest / chunks);
     let begin = chunk * sizes.chunk as usize;
     let end = min(begin + sizes.chunk as usize, sizes.tokens as usize);
-    Place { batch, chunk, part, block, begin, end }
+    CubePosition { batch, chunk, part, block, begin, end }
 }
 
 /// The values of a head from a token on, `[.., p]`.
@@ -357,7 +357,7 @@ pub(super) fn sum_chunks<X: Float>(
     let (r, columns) = (comptime!(form.r), comptime!(form.columns));
     let (n, p) = (sizes.state as usize, sizes.head_size as usize);
     let rows = comptime!(form.r * SIDE);
-    let at = place(sizes.heads as usize, n.div_ceil(rows), &sizes);
+    let at = cube_position(sizes.heads as usize, n.div_ceil(rows), &sizes);
     if at.batch >= sizes.batches as usize {
         terminate!();
     }

@@ -6,7 +6,7 @@ use super::shard::VocabularyShard;
 use crate::activation::cpu::softcap_in_place;
 use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
-use crate::cross_entropy::cpu::{Problem, Solution, Wanted, in_chunks, token_loss};
+use crate::cross_entropy::cpu::{LossAndGradients, Problem, WantedGradients, in_chunks, token_loss};
 
 /// The tokens of one chunk.
 struct Chunk<'a> {
@@ -25,7 +25,7 @@ struct Chunk<'a> {
 /// of the hidden states.
 ///
 /// `problem.targets` count from the start of the whole vocabulary.
-pub fn solve(problem: Problem<'_>, wanted: Wanted, shard: &VocabularyShard<'_>) -> Solution {
+pub fn solve(problem: Problem<'_>, wanted: WantedGradients, shard: &VocabularyShard<'_>) -> LossAndGradients {
     let v = problem.weight.rows();
     in_chunks(problem, wanted, |range, logits, losses| {
         let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);

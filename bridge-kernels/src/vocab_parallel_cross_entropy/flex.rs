@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use super::cpu::solve;
 use super::shard::{Targets, VocabularyShard};
 use crate::cross_entropy::CrossEntropyOptions;
-use crate::cross_entropy::cpu::{Problem, Wanted};
+use crate::cross_entropy::cpu::{Problem, WantedGradients};
 use crate::cross_entropy::flex::{attached, checked_targets};
 use crate::flex::{Values, integers};
 use crate::quantized::LinearWeight;
@@ -26,7 +26,7 @@ pub(crate) fn vocab_parallel_cross_entropy(
     let weight = Held::new(weight_vc)?;
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);
-    let wanted = Wanted { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
+    let wanted = WantedGradients { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
     let problem = Problem {
         x: x.matrix(),
         weight: weight.projection(),

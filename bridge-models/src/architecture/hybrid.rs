@@ -191,7 +191,7 @@ impl DecoderConfig {
         !self.has_block(HybridBlock::Attention) && self.position_embedding == PositionEmbedding::None
     }
 
-    /// The decoder with neutral values of what no layer has, whoever config_table it.
+    /// The decoder with neutral values for settings of blocks that no layer has.
     #[must_use]
     pub(crate) fn without_unused(mut self) -> Self {
         if self.hybrid.is_none() {

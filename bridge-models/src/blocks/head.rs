@@ -144,7 +144,7 @@ pub(crate) fn loss_sum(
     }
     let (size, ranks) = (projection.vocab_size, group.size());
     let start = vocabulary_rows(size, group.rank(), ranks).start;
-    let shard = VocabularyShard { start, size, exchange: &OverGroup(group) };
+    let shard = VocabularyShard { start, size, exchange: &GroupExchange(group) };
     let n = b * t;
     if size.is_multiple_of(ranks) {
         let targets = vocab_parallel::Targets { ids_n, mask_n };
@@ -196,9 +196,9 @@ fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3
 ///
 /// Errors of the group leave as the panics that region operations use (see
 /// [`bridge_regions`]).
-struct OverGroup<'a>(&'a Group);
+struct GroupExchange<'a>(&'a Group);
 
-impl OverGroup<'_> {
+impl GroupExchange<'_> {
     fn reduce(&self, values: &mut [f32], op: ReduceOp) {
         if let Err(error) = self.0.all_reduce(values.into(), op) {
             std::panic::panic_any(error);
@@ -206,7 +206,7 @@ impl OverGroup<'_> {
     }
 }
 
-impl VocabularyExchange for OverGroup<'_> {
+impl VocabularyExchange for GroupExchange<'_> {
     fn max(&self, values: &mut [f32]) {
         self.reduce(values, ReduceOp::Max);
     }

@@ -48,7 +48,7 @@ pub(crate) struct LatentAttention {
     settings: Settings,
     /// True if tensors derived from latent vectors are recomputed in backward.
     #[module(skip)]
-    remakes: bool,
+    recomputes: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -87,10 +87,10 @@ impl LatentAttention {
         let gathered = if ranks > 1 { (keys + values) * ranks } else { 0 };
         let statistics = statistics_bytes(heads, work);
         let heads_of_all = 2 * (keys + values) + statistics + gathered;
-        let is_remade = config.recomputed.mla_up_proj;
+        let is_recomputed = config.recomputed.mla_up_proj;
         let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
         let mut context = context_exchanges(sent, work);
-        if is_remade {
+        if is_recomputed {
             let forward = context.iter().filter(|exchange| exchange.pass == PassKind::Forward);
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
             context.extend(again);
@@ -112,14 +112,14 @@ impl LatentAttention {
                 + latents
                 + work.input_alone(n * small as u64)
                 + work.input_besides(of_heads(latent.v_head_dim))
-                + if is_remade { values } else { heads_of_all },
+                + if is_recomputed { values } else { heads_of_all },
             modules: vec![
                 (OffloadModule::QkvLinear.name(), stream + 2 * latents),
-                (OffloadModule::CoreAttn.name(), if is_remade { 0 } else { heads_of_all - statistics }),
+                (OffloadModule::CoreAttn.name(), if is_recomputed { 0 } else { heads_of_all - statistics }),
             ],
-            unmoved: if is_remade { 0 } else { statistics },
-            brought_back: if is_remade { heads_of_all } else { 0 },
-            recomputed_flops: if is_remade { remade_flops(config, latent, index, work) / 3.0 } else { 0.0 },
+            unmoved: if is_recomputed { 0 } else { statistics },
+            brought_back: if is_recomputed { heads_of_all } else { 0 },
+            recomputed_flops: if is_recomputed { recomputed_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks) + in_hand,
             deferred: 2 * stream + latents + 2 * keys + values,
             attention: scores_bytes([heads as usize; 2], [scored, latent.v_head_dim], window, work),
@@ -176,7 +176,7 @@ impl LatentAttention {
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
             },
-            remakes: config.recomputed.mla_up_proj,
+            recomputes: config.recomputed.mla_up_proj,
         }
     }
 
@@ -217,7 +217,7 @@ impl LatentAttention {
             let [b, s, _, size] = kept.dims();
             kept.reshape([b, s, size])
         });
-        let around = Around {
+        let context = AttentionContext {
             settings: self.settings,
             regions: regions.clone(),
             rotary,
@@ -227,17 +227,17 @@ impl LatentAttention {
             store: store.cloned(),
         };
         let values = &self.linear_kv_up_proj;
-        let y_btf = if self.remakes && is_training {
+        let y_btf = if self.recomputes && is_training {
             let layers = (queries.in_this_pass(), values.in_this_pass());
             recomputed(
                 layers,
                 [x_btf.tensor, latent_bsr, k_bsp],
                 move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
-                    around.attend(queries, values, x_btf, [latent_bsr, k_bsp])
+                    context.attend(queries, values, x_btf, [latent_bsr, k_bsp])
                 },
             )
         } else {
-            around.attend(queries, values, x_btf, [latent_bsr, k_bsp])
+            context.attend(queries, values, x_btf, [latent_bsr, k_bsp])
         };
         let (x, module) = (y_btf.reshape([b, t, h * v]).into(), Some(OffloadModule::AttnProj));
         BlockOutput::Product { x, linear: &self.linear_proj, store, module }
@@ -245,7 +245,7 @@ impl LatentAttention {
 }
 
 /// Inputs of attention besides the layers that read latent vectors and their inputs.
-struct Around {
+struct AttentionContext {
     settings: Settings,
     regions: Regions,
     rotary: Option<(RotaryTable, Positions)>,
@@ -255,7 +255,7 @@ struct Around {
     store: Option<WeightGradientStore>,
 }
 
-impl Around {
+impl AttentionContext {
     /// Attention from the inputs of queries, latent vectors and rotated elements of keys: `[b, t,
     /// ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
     fn attend(
@@ -287,11 +287,11 @@ impl Around {
 fn flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
     let down = latent.q_lora_rank.unwrap_or(0) + latent.kv_lora_rank + latent.qk_pos_emb_head_dim;
     let out = config.num_attention_heads * latent.v_head_dim;
-    6.0 * (config.hidden_size * (down + out)) as f64 * work.all_tokens() + remade_flops(config, latent, index, work)
+    6.0 * (config.hidden_size * (down + out)) as f64 * work.all_tokens() + recomputed_flops(config, latent, index, work)
 }
 
 /// FLOPs that recompute of `mla_up_proj` repeats: projections out of latent vectors, and attention.
-fn remade_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
+fn recomputed_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let size = |value: usize| value as f64;
     let h = size(config.num_attention_heads);

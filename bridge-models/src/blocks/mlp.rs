@@ -136,9 +136,9 @@ impl Mlp {
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
-    /// [`Self::forward_term`] that does not keep what the non-linearity makes: it is made again in
-    /// backward.
-    pub fn forward_term_remaking(&self, x_nc: Tensor<2>) -> Tensor<2> {
+    /// [`Self::forward_term`] that recomputes the output of the non-linearity in backward instead
+    /// of keeping it.
+    pub fn forward_term_recomputing(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         let before = in_module(OffloadModule::ExpertFc1, || self.linear_fc1.forward(x_nc.reshape([1, n, c]), None));
         self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])

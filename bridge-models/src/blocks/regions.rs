@@ -67,7 +67,7 @@ impl Regions {
     }
 
     /// True if experts are sharded over the same ranks as all other weights.
-    pub fn cuts_experts_alike(&self) -> bool {
+    pub fn shards_experts_alike(&self) -> bool {
         self.expert_tensor.size() == self.tensor.size()
     }
 
@@ -172,7 +172,7 @@ impl Regions {
         dtype: DType,
         draw: impl Fn(std::ops::Range<usize>) -> Vec<f32>,
     ) -> Tensor<3> {
-        let (positions, length) = (self.token_places(t), self.whole_sequence(t));
+        let (positions, length) = (self.token_positions(t), self.whole_sequence(t));
         let starts = (0..b).flat_map(|row| positions.iter().map(move |place| (row * length + place) * n));
         let values: Vec<f32> = starts.flat_map(|start| draw(start..start + n)).collect();
         let device = device.clone().without_autodiff();
@@ -183,8 +183,8 @@ impl Regions {
     /// has: those of a tensor-parallel region, or where experts are cut otherwise those of this
     /// rank's residual stream.
     pub fn token_numbers(&self, b: usize, t: usize) -> Vec<usize> {
-        let places = if self.cuts_experts_alike() { self.region_places(t) } else { self.token_places(t) };
-        let length = if self.cuts_experts_alike() { t * self.context.size() } else { self.whole_sequence(t) };
+        let places = if self.shards_experts_alike() { self.region_positions(t) } else { self.token_positions(t) };
+        let length = if self.shards_experts_alike() { t * self.context.size() } else { self.whole_sequence(t) };
         (0..b).flat_map(|row| places.iter().map(move |place| row * length + place)).collect()
     }
 
@@ -195,14 +195,14 @@ impl Regions {
     }
 
     /// Positions in the whole sequence of this rank's `t` tokens.
-    fn token_places(&self, t: usize) -> Vec<usize> {
+    fn token_positions(&self, t: usize) -> Vec<usize> {
         let tensor = if self.sequence_parallel { self.tensor.size() } else { 1 };
-        let in_context = self.region_places(t * tensor);
+        let in_context = self.region_positions(t * tensor);
         in_context[self.own_rows(in_context.len())].to_vec()
     }
 
     /// Positions in the whole sequence of the `t` tokens of this rank's tensor-parallel region.
-    fn region_places(&self, t: usize) -> Vec<usize> {
+    fn region_positions(&self, t: usize) -> Vec<usize> {
         let context = self.context.size();
         match context {
             1 => (0..t).collect(),

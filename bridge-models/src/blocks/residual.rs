@@ -1,5 +1,4 @@
-//! The residual stream: what the blocks of a layer read of it, and how their outputs are added to
-//! it.
+//! The residual stream: inputs of the blocks of a layer, and the addition of their outputs.
 //!
 //! With `x` the stream, one step of a layer is
 //!
@@ -8,7 +7,7 @@
 //! ```
 //!
 //! where each norm, each factor and the dropout may be absent. The stream may be in float32 between
-//! blocks of 16 bits: what they read is rounded, and what they make is widened before it is added.
+//! blocks of 16 bits: inputs are then rounded, and outputs are widened before they are added.
 //! Which of these operations run as one (a norm with the stream that it reads, a product with the
 //! addition) is decided here and nowhere else.
 
@@ -23,19 +22,19 @@ use super::regions::Regions;
 
 /// Input of a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Reads<'a> {
+pub(crate) enum BranchInput<'a> {
     /// The stream.
     Stream,
-    /// A norm of the stream, which is a module by itself where recipes have a name for it.
+    /// A norm of the stream, with its name as a module in recipes, if it has one.
     Norm(&'a Norm, Option<Module>),
-    /// Input of the branch before it.
+    /// Input of the previous branch.
     Shared,
 }
 
-/// A block and what stands between it and the stream.
+/// A block, its input, and the norm and dropout of its output.
 pub(crate) struct Branch<'a> {
-    pub reads: Reads<'a>,
-    /// From what the branch reads, `[b, this rank's tokens, c]`, to its output.
+    pub input: BranchInput<'a>,
+    /// Maps the input, `[b, this rank's tokens, c]`, to the output.
     pub block: Box<dyn FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a>,
     /// Norm of the block's output, before it is added.
     pub after: Option<&'a Norm>,
@@ -45,10 +44,10 @@ pub(crate) struct Branch<'a> {
 
 /// Output of a block: `[b, this rank's tokens, c]`.
 pub(crate) enum BlockOutput<'a> {
-    /// The output.
-    Made(Tensor<3>),
-    /// The product of a row-parallel layer that is not made yet, so that the addition to the stream
-    /// can be part of it.
+    /// Computed output.
+    Computed(Tensor<3>),
+    /// Product of a row-parallel layer that is still to be computed, so that it can be fused with
+    /// the addition to the stream.
     Product {
         /// `[b, t, this rank's inputs]`.
         x: Recomputable<3>,
@@ -61,9 +60,9 @@ pub(crate) enum BlockOutput<'a> {
 }
 
 impl BlockOutput<'_> {
-    fn make(self, regions: &Regions) -> Tensor<3> {
+    fn compute(self, regions: &Regions) -> Tensor<3> {
         match self {
-            Self::Made(y_btc) => y_btc,
+            Self::Computed(y_btc) => y_btc,
             Self::Product { x, linear, store, module } => {
                 in_module(module, || linear.forward_and_leave(x, regions, store))
             }
@@ -84,7 +83,7 @@ pub(crate) struct Residual<'a> {
     pub adds_to_norm: bool,
     /// Norm of the sum.
     pub norm: Option<&'a Norm>,
-    /// dtype of what blocks read and make.
+    /// Dtype of inputs and outputs of blocks.
     pub block_dtype: FloatDType,
 }
 
@@ -95,15 +94,15 @@ impl Residual<'_> {
         let mut stream_btc = x_btc;
         let mut shared: Option<Recomputable<3>> = None;
         let inputs = branches.each_ref().map(|branch| {
-            let input_btc = match branch.reads {
-                Reads::Stream => stream_btc.clone().cast(self.block_dtype).into(),
-                Reads::Norm(norm, module) => {
+            let input_btc = match branch.input {
+                BranchInput::Stream => stream_btc.clone().cast(self.block_dtype).into(),
+                BranchInput::Norm(norm, module) => {
                     let (normed_btc, same_btc) = in_module(module, || norm.forward_residual(stream_btc.clone()));
                     let dtype = FloatDType::from(same_btc.dtype());
                     stream_btc = if self.adds_to_norm { normed_btc.tensor.clone().cast(dtype) } else { same_btc };
                     normed_btc
                 }
-                Reads::Shared => shared.take().expect("the first branch shares with none"),
+                BranchInput::Shared => shared.take().expect("the first branch shares with none"),
             };
             shared = Some(input_btc.clone());
             input_btc
@@ -139,7 +138,7 @@ impl Residual<'_> {
                 in_module(module, || linear.forward_and_add(x, stream_btc))
             }
             output => {
-                let y_btc = output.make(self.regions);
+                let y_btc = output.compute(self.regions);
                 let y_btc = match after {
                     Some(norm) => norm.forward(y_btc),
                     None => y_btc,

@@ -156,11 +156,11 @@ pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences
             high_freq_factor,
             original_max_position_embeddings: length,
         }) => {
-            let band = Band { low: *low_freq_factor, high: *high_freq_factor, length: *length as f64 };
+            let band = Llama3Band { low: *low_freq_factor, high: *high_freq_factor, length: *length as f64 };
             powers.map(|power| band.scale(1.0 / power, *factor as f32)).collect()
         }
         Some(RopeScaling::Yarn(yarn)) => {
-            let ramp = Ramp::new(yarn, rope.base, rotated);
+            let ramp = YarnRamp::new(yarn, rope.base, rotated);
             powers.enumerate().map(|(pair, power)| ramp.scale(pair, power, yarn.factor as f32)).collect()
         }
         Some(RopeScaling::LongRope { short_factor, long_factor, .. }) => {
@@ -174,13 +174,13 @@ pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences
 }
 
 /// The band of frequencies that Llama 3.1 interpolates.
-struct Band {
+struct Llama3Band {
     low: f64,
     high: f64,
     length: f64,
 }
 
-impl Band {
+impl Llama3Band {
     fn scale(&self, frequency: f32, factor: f32) -> f32 {
         let wavelength = std::f32::consts::TAU / frequency;
         if wavelength > (self.length / self.low) as f32 {
@@ -195,12 +195,12 @@ impl Band {
 }
 
 /// The pairs between which YaRN goes over from kept frequencies to divided ones.
-struct Ramp {
+struct YarnRamp {
     low: f64,
     high: f64,
 }
 
-impl Ramp {
+impl YarnRamp {
     /// The ramp over the pairs of `rotated` elements (Peng et al., arXiv:2309.00071, section 3.2).
     fn new(yarn: &YarnConfig, base: f64, rotated: usize) -> Self {
         let (size, length) = (rotated as f64, yarn.original_max_position_embeddings as f64);

@@ -1,10 +1,10 @@
-//! Sampling from a model, token by token, with what layers remember of earlier tokens. Several
-//! texts go through the model as one batch.
+//! Sampling from a model, token by token, with a KV cache or SSM state. Several texts go through
+//! the model as one batch.
 //!
 //! | file | what it has |
 //! | --- | --- |
-//! | `choose` | how a token is chosen by its logits |
-//! | `rules` | what changes the logits first, by what the text has |
+//! | `choose` | sampling of a token from logits |
+//! | `rules` | penalties and bans that change the logits by the text so far |
 
 mod choose;
 mod rules;
@@ -38,18 +38,18 @@ pub struct GenerateOptions {
     /// First token of the decoder of a model with an encoder: the prompt is the encoder's input,
     /// read once.
     pub decoder_start: Option<i64>,
-    /// Tokens that run through the model for each new token.
-    pub memory: Memory,
+    /// Caching of the state of layers.
+    pub cache: StateCache,
 }
 
-/// State that layers keep from token to token.
+/// Caching of the state of layers (KV cache, SSM state) from token to token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Memory {
-    /// KV cache and SSM state: only the newest token runs through the model.
+pub enum StateCache {
+    /// Only the newest token runs through the model.
     #[default]
-    State,
-    /// No state: the whole text runs through the model again. Slow; a check of the other variant.
-    Nothing,
+    On,
+    /// The whole text runs through the model again for each token. Slow; for checks of `On`.
+    Off,
 }
 
 impl GenerateOptions {
@@ -63,7 +63,7 @@ impl GenerateOptions {
             vocab_size: config.vocab_size,
             max_positions: config.longest_sequence(),
             decoder_start: config.encoder.map(|encoder| encoder.start_token as i64),
-            memory: Memory::State,
+            cache: StateCache::On,
         }
     }
 }
@@ -171,10 +171,10 @@ pub fn generate_batch(
     let model = model.inference();
     let device = device.clone().without_autodiff();
     let mut texts = vec![Vec::new(); requests.len()];
-    for numbers in in_step(requests) {
+    for numbers in batches_of_similar_length(requests) {
         let rows = numbers.iter().map(|number| Row::new(*number, requests[*number])).collect();
-        for row in (Batch { model: model.as_ref(), device: &device, rows, seen: 0 }).run(on_token)? {
-            texts[row.number] = row.tokens[row.given..].to_vec();
+        for row in (Batch { model: model.as_ref(), device: &device, rows, num_processed: 0 }).run(on_token)? {
+            texts[row.number] = row.tokens[row.num_given..].to_vec();
         }
     }
     Ok(texts)
@@ -182,17 +182,17 @@ pub fn generate_batch(
 
 /// Largest difference between the lengths of the longest and the shortest prompt of a batch; the
 /// surplus tokens run one by one.
-const MOST_APART: usize = 32;
+const MAX_LENGTH_DIFFERENCE: usize = 32;
 
-/// The numbers of the requests that go in step, by the lengths of their prompts.
-fn in_step(requests: &[GenerateRequest]) -> Vec<Vec<usize>> {
+/// Batches of requests by number. Prompts of a batch have similar lengths.
+fn batches_of_similar_length(requests: &[GenerateRequest]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..requests.len()).collect();
     order.sort_by_key(|number| requests[*number].prompt.len());
     let fit = |a: &usize, b: &usize| {
         let [a, b] = [a, b].map(|number| requests[*number]);
         let apart = a.prompt.len().abs_diff(b.prompt.len());
-        let most = if a.options.decoder_start.is_some() { 0 } else { MOST_APART };
-        apart <= most && (a.options.decoder_start, a.options.memory) == (b.options.decoder_start, b.options.memory)
+        let most = if a.options.decoder_start.is_some() { 0 } else { MAX_LENGTH_DIFFERENCE };
+        apart <= most && (a.options.decoder_start, a.options.cache) == (b.options.decoder_start, b.options.cache)
     };
     let mut batches: Vec<Vec<usize>> = Vec::new();
     for number in order {
@@ -204,14 +204,14 @@ fn in_step(requests: &[GenerateRequest]) -> Vec<Vec<usize>> {
     batches
 }
 
-/// A text in the making.
+/// A text being generated.
 struct Row<'a> {
     number: usize,
     request: GenerateRequest<'a>,
     /// Input of the decoder: the prompt, or its first token, and then the new tokens.
     tokens: Vec<i64>,
     /// Number of tokens that are not new.
-    given: usize,
+    num_given: usize,
     is_done: bool,
 }
 
@@ -219,13 +219,13 @@ impl<'a> Row<'a> {
     fn new(number: usize, request: GenerateRequest<'a>) -> Self {
         let options = request.options;
         let tokens = options.decoder_start.map_or_else(|| request.prompt.to_vec(), |start| vec![start]);
-        Self { number, request, given: tokens.len(), tokens, is_done: options.max_new_tokens == 0 }
+        Self { number, request, num_given: tokens.len(), tokens, is_done: options.max_new_tokens == 0 }
     }
 
-    /// Adds the token that follows from these logits.
-    fn grow(&mut self, mut logits_v: Vec<f32>) -> Result<i64, GenerateError> {
+    /// Chooses the next token by these logits, and appends it.
+    fn append_next(&mut self, mut logits_v: Vec<f32>) -> Result<i64, GenerateError> {
         let GenerateRequest { prompt, options } = self.request;
-        let (new, most) = (self.tokens.len() - self.given, options.max_new_tokens);
+        let (new, most) = (self.tokens.len() - self.num_given, options.max_new_tokens);
         let text = Text { prompt, before: &self.tokens, new, ends: &options.stop_tokens, most };
         options.rules.apply(&mut logits_v, &text);
         let token = choose(&logits_v, options.sampling, new);
@@ -236,39 +236,39 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Texts that go through the model in step.
+/// Texts that go through the model as one batch, at the same position.
 struct Batch<'a> {
     model: &'a dyn ModelChunk,
     device: &'a Device,
     rows: Vec<Row<'a>>,
-    /// Tokens of each that have gone through it.
-    seen: usize,
+    /// Tokens of each text that have gone through the model.
+    num_processed: usize,
 }
 
 impl<'a> Batch<'a> {
-    /// Goes on until all texts are done, and returns them.
+    /// Generates until all texts are done, and returns them.
     fn run(
         mut self,
         on_token: &mut dyn FnMut(usize, i64) -> ControlFlow<()>,
     ) -> Result<Vec<Row<'a>>, (usize, GenerateError)> {
         let first = self.rows[0].number;
-        let mut state = self.begin().map_err(|error| (first, error))?;
+        let mut state = self.initial_state().map_err(|error| (first, error))?;
         let mut end = self.rows.iter().map(|row| row.tokens.len()).min().unwrap_or(0);
         while self.rows.iter().any(|row| !row.is_done) {
-            let begin = match self.rows[0].request.options.memory {
-                Memory::State => self.seen,
-                Memory::Nothing => {
-                    state = self.begin().map_err(|error| (first, error))?;
+            let begin = match self.rows[0].request.options.cache {
+                StateCache::On => self.num_processed,
+                StateCache::Off => {
+                    state = self.initial_state().map_err(|error| (first, error))?;
                     0
                 }
             };
             let logits_btv = self.model.logits(self.tokens(begin..end), &mut state);
             let logits_btv = logits_btv.ok_or((first, GenerateError::NoLogits))?;
-            self.seen = end;
+            self.num_processed = end;
             for (place, row) in self.rows.iter_mut().enumerate() {
                 if !row.is_done && row.tokens.len() == end {
                     let logits_v = last_logits(&logits_btv, place, row.request.options.vocab_size);
-                    let token = row.grow(logits_v).map_err(|error| (row.number, error))?;
+                    let token = row.append_next(logits_v).map_err(|error| (row.number, error))?;
                     row.is_done |= on_token(row.number, token).is_break();
                 }
             }
@@ -278,7 +278,7 @@ impl<'a> Batch<'a> {
     }
 
     /// Generation state before the first token, with the encoder's input.
-    fn begin(&self) -> Result<GenerationState, GenerateError> {
+    fn initial_state(&self) -> Result<GenerationState, GenerateError> {
         let mut state = self.model.new_state();
         if self.rows[0].request.options.decoder_start.is_some() && self.rows.iter().any(|row| !row.is_done) {
             let ids: Vec<i64> = self.rows.iter().flat_map(|row| row.request.prompt).copied().collect();
@@ -356,7 +356,7 @@ mod tests {
         let ids = [0; 80];
         let groups = |options: &GenerateOptions, lengths: &[usize]| {
             let requests = lengths.iter().map(|length| GenerateRequest { prompt: &ids[..*length], options });
-            in_step(&requests.collect::<Vec<_>>())
+            batches_of_similar_length(&requests.collect::<Vec<_>>())
         };
         assert_eq!(groups(&options, &[40, 3, 80, 35, 7]), [vec![1, 4, 3], vec![0], vec![2]]);
         assert_eq!(groups(&reads, &[5, 3, 5]), [vec![1], vec![0, 2]]);

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::checkpoint::{Quantization, io};
 use super::error::HfError;
 use super::family::Family;
-use super::fields::{Asked, Fields};
+use super::fields::{Fields, ReadKeys};
 use super::json;
 use super::unread::unread;
 use crate::decoder::DecoderConfig;
@@ -29,12 +29,12 @@ pub(super) struct Described {
 pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
     let settings = read_settings(folder)?;
     let settings = family(&Fields::new(&settings))?.with_own_keys(settings)?;
-    let asked = Asked::default();
-    let architecture = Architecture::new(&Fields::watched(&settings, &asked)).map_err(|error| match error {
+    let read_keys = ReadKeys::default();
+    let architecture = Architecture::new(&Fields::recording(&settings, &read_keys)).map_err(|error| match error {
         HfError::Model(source) => HfError::Described { path: folder.join("config.json"), source },
         other => other,
     })?;
-    let unread = unread(&settings, &asked.into_inner());
+    let unread = unread(&settings, &read_keys.into_inner());
     Ok(Described { settings, architecture, unread })
 }
 

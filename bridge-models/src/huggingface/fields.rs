@@ -16,25 +16,25 @@ pub(crate) struct Fields<'a> {
     prefix: &'a str,
     values: &'a Map<String, Value>,
     /// Record of the requested keys.
-    asked: Option<&'a Asked>,
+    read_keys: Option<&'a ReadKeys>,
 }
 
-/// Keys that were asked for.
-pub(crate) type Asked = RefCell<BTreeSet<String>>;
+/// Keys that were read.
+pub(crate) type ReadKeys = RefCell<BTreeSet<String>>;
 
 impl<'a> Fields<'a> {
     pub fn new(values: &'a Map<String, Value>) -> Self {
-        Self { prefix: "", values, asked: None }
+        Self { prefix: "", values, read_keys: None }
     }
 
-    /// The same, and what is asked for of the top level is written down.
-    pub fn watched(values: &'a Map<String, Value>, asked: &'a Asked) -> Self {
-        Self { asked: Some(asked), ..Self::new(values) }
+    /// [`Self::new`] that records in `read_keys` which keys of the top level are read.
+    pub fn recording(values: &'a Map<String, Value>, read_keys: &'a ReadKeys) -> Self {
+        Self { read_keys: Some(read_keys), ..Self::new(values) }
     }
 
     /// A table that is reported with `prefix`.
     pub fn from_table(prefix: &'a str, values: &'a Map<String, Value>) -> Self {
-        Self { prefix, values, asked: None }
+        Self { prefix, values, read_keys: None }
     }
 
     /// All keys with their values.
@@ -48,7 +48,7 @@ impl<'a> Fields<'a> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    /// The value of a key, without taking note that it was asked for.
+    /// The value of a key. Does not record that the key was read.
     pub fn peek(&self, key: &str) -> Option<&'a Value> {
         self.values.get(key)
     }
@@ -60,10 +60,10 @@ impl<'a> Fields<'a> {
         self.values.contains_key(key)
     }
 
-    /// Takes note that a key was asked for.
+    /// Records that a key was read.
     pub fn ask(&self, key: &str) {
-        if let Some(asked) = self.asked {
-            asked.borrow_mut().insert(key.to_owned());
+        if let Some(read_keys) = self.read_keys {
+            read_keys.borrow_mut().insert(key.to_owned());
         }
     }
 

@@ -23,8 +23,8 @@ use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
 
-/// A Hugging Face folder or GGUF file: its configuration, and tensors with the names and shapes that
-/// the model needs.
+/// A Hugging Face folder or GGUF file: its configuration, and tensors with the names and shapes
+/// that the model needs.
 #[derive(Debug)]
 pub struct HfModel {
     family: &'static Family,

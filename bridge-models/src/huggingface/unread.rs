@@ -113,10 +113,10 @@ const HARMLESS: &[&str] = &[
     "use_mamba_kernels",
 ];
 
-/// The keys that are set, that nothing asked for, and that are not known to be harmless, with their
+/// The keys that are set, that nothing read, and that are not known to be harmless, with their
 /// values.
-pub(super) fn unread(settings: &Map<String, Value>, asked: &BTreeSet<String>) -> Vec<String> {
-    let matters = |key: &str, value: &Value| !asked.contains(key) && !HARMLESS.contains(&key) && is_on(value);
+pub(super) fn unread(settings: &Map<String, Value>, read_keys: &BTreeSet<String>) -> Vec<String> {
+    let matters = |key: &str, value: &Value| !read_keys.contains(key) && !HARMLESS.contains(&key) && is_on(value);
     settings.iter().filter(|(key, value)| matters(key, value)).map(|(key, value)| shown(key, value)).collect()
 }
 
@@ -154,9 +154,9 @@ mod tests {
             "read": 1, "use_cache": true, "attention_sinks": 4, "scale_depth": 1.4, "off": false, "none": null, "zero": 0.0, "empty": [],
             "of_a_long_value": "a text that is too long to be shown",
         });
-        let asked = BTreeSet::from(["read".to_owned()]);
+        let read_keys = BTreeSet::from(["read".to_owned()]);
         assert_eq!(
-            unread(settings.as_object().unwrap(), &asked),
+            unread(settings.as_object().unwrap(), &read_keys),
             ["`attention_sinks` = 4", "`scale_depth` = 1.4", "`of_a_long_value` = \"a text that is too long..."]
         );
     }

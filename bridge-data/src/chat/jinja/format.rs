@@ -4,7 +4,7 @@ use num_bigint::BigInt;
 use num_traits::{Signed, ToPrimitive};
 
 use super::error::Error;
-use super::given::Given;
+use super::given::CallArguments;
 use super::limits::charge;
 use super::methods::{attribute, item};
 use super::text::{float as float_text, print, represent};
@@ -324,14 +324,14 @@ fn general(number: f64, precision: usize, keeps_zeros: bool) -> String {
 ///
 /// # Errors
 /// Fields without a value; forms that the value does not have.
-pub(super) fn format(text: &str, given: &Given) -> Result<Value, Error> {
+pub(super) fn format(text: &str, given: &CallArguments) -> Result<Value, Error> {
     let mut automatic = 0;
     let made = format_within(text, given, &mut automatic, 0)?;
     charge(made.len())?;
     Ok(Value::from(made))
 }
 
-fn format_within(text: &str, given: &Given, automatic: &mut usize, depth: usize) -> Result<String, Error> {
+fn format_within(text: &str, given: &CallArguments, automatic: &mut usize, depth: usize) -> Result<String, Error> {
     if depth > 2 {
         return Err(Error::new("max string recursion exceeded"));
     }
@@ -364,7 +364,13 @@ fn format_within(text: &str, given: &Given, automatic: &mut usize, depth: usize)
     Ok(made)
 }
 
-fn field(field: &str, given: &Given, automatic: &mut usize, depth: usize, made: &mut String) -> Result<(), Error> {
+fn field(
+    field: &str,
+    given: &CallArguments,
+    automatic: &mut usize,
+    depth: usize,
+    made: &mut String,
+) -> Result<(), Error> {
     let name_end = {
         let mut in_brackets = false;
         field
@@ -406,7 +412,7 @@ fn field(field: &str, given: &Given, automatic: &mut usize, depth: usize, made: 
     formatted(&value, &form, made)
 }
 
-fn looked_up(name: &str, given: &Given, automatic: &mut usize) -> Result<Value, Error> {
+fn looked_up(name: &str, given: &CallArguments, automatic: &mut usize) -> Result<Value, Error> {
     let first_end = name.find(['.', '[']).unwrap_or(name.len());
     let (first, mut rest) = name.split_at(first_end);
     let missing = || Error::new(format!("no argument {first:?} to format"));

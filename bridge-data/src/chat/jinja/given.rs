@@ -10,12 +10,12 @@ const COUNT: i64 = 100_000;
 
 /// Arguments that a filter, test, method, function or macro was given.
 #[derive(Default, Clone)]
-pub(super) struct Given {
+pub(super) struct CallArguments {
     pub(super) positional: Vec<Value>,
     pub(super) named: Vec<(Arc<str>, Value)>,
 }
 
-impl Given {
+impl CallArguments {
     pub(super) fn one(value: Value) -> Self {
         Self { positional: vec![value], named: Vec::new() }
     }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::error::Error;
-use super::given::{Given, bounds, required};
+use super::given::{CallArguments, bounds, required};
 use super::limits::charge;
 use super::strings::text_method;
 use super::value::{Value, View, equal, range_length};
@@ -267,7 +267,7 @@ pub(super) fn at_path(item: &Value, path: &Value, default: Option<&Value>) -> Re
 ///
 /// # Errors
 /// Arguments that the method does not take; a limit that is exceeded.
-pub(super) fn call(value: &Value, name: &str, given: &Given) -> Result<Value, Error> {
+pub(super) fn call(value: &Value, name: &str, given: &CallArguments) -> Result<Value, Error> {
     match value {
         Value::Text(string) | Value::Markup(string) => text_method(string, name, given),
         Value::Dict(dict) => {
@@ -329,7 +329,7 @@ pub(super) fn call(value: &Value, name: &str, given: &Given) -> Result<Value, Er
     }
 }
 
-fn list_method(value: &Value, name: &str, given: &Given) -> Result<Value, Error> {
+fn list_method(value: &Value, name: &str, given: &CallArguments) -> Result<Value, Error> {
     let items = value.items()?;
     let [wanted, start, stop] = given.bind(name, ["value", "start", "stop"])?;
     match name {

@@ -3,7 +3,7 @@
 use super::ast::Comparison;
 use super::error::Error;
 use super::filters::is_filter;
-use super::given::Given;
+use super::given::CallArguments;
 use super::operators::{compared, contains, is_same, math};
 use super::strings::is_cased;
 use super::text::printed;
@@ -59,7 +59,7 @@ pub(super) fn is_test(name: &str) -> bool {
 ///
 /// # Errors
 /// Unknown tests; arguments that the test does not take.
-pub(super) fn test(name: &str, value: &Value, given: &Given) -> Result<bool, Error> {
+pub(super) fn test(name: &str, value: &Value, given: &CallArguments) -> Result<bool, Error> {
     let comparison = match name {
         "==" | "eq" | "equalto" => Some(Comparison::Eq),
         "!=" | "ne" => Some(Comparison::Ne),

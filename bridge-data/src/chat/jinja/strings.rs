@@ -2,7 +2,7 @@
 
 use super::error::Error;
 use super::format::format;
-use super::given::{Given, bounds, integer, required, text};
+use super::given::{CallArguments, bounds, integer, required, text};
 use super::limits::charge;
 use super::text::{is_printable, is_space, printed};
 use super::value::Value;
@@ -33,7 +33,7 @@ fn within<'s>(string: &'s str, start: Option<&Value>, stop: Option<&Value>) -> R
     Ok(Some((&string[byte_of(string, start)..byte_of(string, stop)], start)))
 }
 
-pub(super) fn text_method(string: &str, name: &str, given: &Given) -> Result<Value, Error> {
+pub(super) fn text_method(string: &str, name: &str, given: &CallArguments) -> Result<Value, Error> {
     charge(string.len() / 4)?;
     let argument = |at: usize| text(name, &given.positional[at]);
     match name {
@@ -42,7 +42,7 @@ pub(super) fn text_method(string: &str, name: &str, given: &Given) -> Result<Val
             takes(name, given, 1, 1)?;
             let Value::Dict(dict) = &given.positional[0] else { return Err(Error::new("format_map: expected a dict")) };
             let named = dict.entries().filter_map(|(key, value)| Some((key.as_text()?.into(), value.clone())));
-            format(string, &Given { positional: Vec::new(), named: named.collect() })
+            format(string, &CallArguments { positional: Vec::new(), named: named.collect() })
         }
         "join" => {
             takes(name, given, 1, 1)?;
@@ -156,7 +156,7 @@ pub(super) fn text_method(string: &str, name: &str, given: &Given) -> Result<Val
 }
 
 /// Checks the number of arguments of a method that takes them by place alone.
-fn takes(name: &str, given: &Given, least: usize, most: usize) -> Result<(), Error> {
+fn takes(name: &str, given: &CallArguments, least: usize, most: usize) -> Result<(), Error> {
     if !given.named.is_empty() {
         return Err(Error::new(format!("str.{name}() takes no keyword arguments")));
     }
@@ -174,7 +174,7 @@ fn made(text: String) -> Result<Value, Error> {
 }
 
 /// Methods that fill a text up: `center`, `ljust`, `rjust`, `zfill` and `expandtabs`.
-fn filled(string: &str, name: &str, given: &Given) -> Result<Value, Error> {
+fn filled(string: &str, name: &str, given: &CallArguments) -> Result<Value, Error> {
     match name {
         "center" | "ljust" | "rjust" => {
             takes(name, given, 1, 2)?;
@@ -305,7 +305,7 @@ fn stripped<'s>(string: &'s str, name: &str, is_stripped: impl Fn(char) -> bool)
 /// # Errors
 /// Characters that are no text.
 pub(super) fn strip(string: &str, characters: Option<&Value>) -> Result<Value, Error> {
-    let given = characters.cloned().map_or_else(Given::default, Given::one);
+    let given = characters.cloned().map_or_else(CallArguments::default, CallArguments::one);
     text_method(string, "strip", &given)
 }
 

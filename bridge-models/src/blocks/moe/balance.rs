@@ -16,7 +16,7 @@ pub(super) struct Coefficients {
 }
 
 /// Gradients of auxiliary losses.
-pub(super) struct Injected {
+pub(super) struct AuxLossGradients {
     /// With respect to the probability of each expert, for tokens of each sequence, `[b, e]`.
     per_expert_be: Vec<f64>,
     /// Tokens of a sequence here.
@@ -26,26 +26,26 @@ pub(super) struct Injected {
     pub log_z: f64,
 }
 
-impl Injected {
+impl AuxLossGradients {
     /// With respect to the probability of each expert for a token.
     pub fn of_token(&self, token: usize) -> &[f64] {
         &self.per_expert_be[token / self.length * self.num_experts..][..self.num_experts]
     }
 }
 
-/// The ranks that share a micro-batch.
-struct Sharing<'a> {
+/// Groups of ranks over which the auxiliary losses of a micro-batch are computed.
+struct BalancingGroups<'a> {
     groups: Vec<&'a Group>,
-    /// The part of the gradients that a rank injects.
+    /// Fraction of the gradients that a rank adds.
     share: f64,
 }
 
-impl<'a> Sharing<'a> {
+impl<'a> BalancingGroups<'a> {
     /// Tensor-parallel ranks have the same tokens here, or each its own; gradients of the scores of
-    /// the same tokens are summed over the ranks, which all inject the same.
+    /// the same tokens are summed over the ranks, which all add the same gradients.
     fn from_input(input: &MoeInput<'a>) -> Self {
         let (context, tensor) = (input.regions.context(), input.regions.tensor());
-        match input.regions.cuts_experts_alike() {
+        match input.regions.shards_experts_alike() {
             true => Self { groups: vec![context], share: 1.0 / tensor.size() as f64 },
             false => Self { groups: vec![context, tensor], share: 1.0 },
         }
@@ -78,20 +78,21 @@ impl Coefficients {
 
     /// Values of the auxiliary losses of `batch` sequences, to the collector, and what their
     /// gradients need.
-    pub fn losses(&self, choice: &Choice, batch: usize, input: &MoeInput) -> Injected {
+    pub fn losses(&self, choice: &Choice, batch: usize, input: &MoeInput) -> AuxLossGradients {
         let e = choice.num_experts();
         let length = choice.num_tokens() / batch;
-        let mut injected = Injected { per_expert_be: vec![0.0; batch * e], length, num_experts: e, log_z: 0.0 };
+        let mut aux_gradients =
+            AuxLossGradients { per_expert_be: vec![0.0; batch * e], length, num_experts: e, log_z: 0.0 };
         if self.are_zero() && input.auxiliary.metrics.is_none() {
-            return injected;
+            return aux_gradients;
         }
-        let sharing = Sharing::from_input(input);
+        let balancing = BalancingGroups::from_input(input);
         // Tokens of each expert by score alone, sums of probabilities, sum of squared
         // log-partitions, tokens that it was given.
         let mut totals = choice.totals(0..choice.num_tokens());
         totals.push(choice.squared_log_z());
-        totals.extend(choice.loads());
-        sharing.sum(&mut totals);
+        totals.extend(choice.tokens_per_expert());
+        balancing.sum(&mut totals);
         let k = choice.experts_nk.len() as f64 / choice.num_tokens() as f64;
         // Each token that is no padding is counted for `k` experts. All are padding in a batch that
         // was filled up with whole samples.
@@ -107,13 +108,13 @@ impl Coefficients {
         record("load_balancing_loss", vec![scale * product(tokens, probabilities)]);
         record("z_loss", vec![totals[2 * e] / n]);
         record("tokens_per_expert", totals[2 * e + 1..].to_vec());
-        let share = sharing.share * input.auxiliary.gradient_scale;
-        injected.log_z = share * self.z * 2.0 / n;
-        for row in injected.per_expert_be.chunks_exact_mut(e) {
+        let share = balancing.share * input.auxiliary.gradient_scale;
+        aux_gradients.log_z = share * self.z * 2.0 / n;
+        for row in aux_gradients.per_expert_be.chunks_exact_mut(e) {
             add(row, share * self.micro_batch * scale, tokens);
         }
         if self.sequence != 0.0 {
-            let sequences = sequence_totals(choice, batch, &sharing);
+            let sequences = sequence_totals(choice, batch, &balancing);
             // A mean over the sequences that are not padding from end to end.
             let is_counted = |totals: &&[f64]| totals[..e].iter().any(|tokens| *tokens > 0.0);
             let rows = sequences.chunks_exact(2 * e).filter(is_counted).count().max(1) as f64;
@@ -124,7 +125,7 @@ impl Coefficients {
             let values =
                 sequences.chunks_exact(2 * e).map(|totals| scale(totals) * product(&totals[..e], &totals[e..]));
             record("seq_load_balancing_loss", vec![values.sum()]);
-            for (row, totals) in injected.per_expert_be.chunks_exact_mut(e).zip(sequences.chunks_exact(2 * e)) {
+            for (row, totals) in aux_gradients.per_expert_be.chunks_exact_mut(e).zip(sequences.chunks_exact(2 * e)) {
                 add(row, share * self.sequence * scale(totals), &totals[..e]);
             }
         }
@@ -137,11 +138,11 @@ impl Coefficients {
             let all = if (all - alike).abs() <= 1e-9 * alike { alike } else { all };
             let scale = e as f64 / (k * n * all);
             record("global_load_balancing_loss", vec![scale * product(&tokens, probabilities)]);
-            for row in injected.per_expert_be.chunks_exact_mut(e) {
+            for row in aux_gradients.per_expert_be.chunks_exact_mut(e) {
                 add(row, share * self.global_batch * scale, &tokens);
             }
         }
-        injected
+        aux_gradients
     }
 }
 
@@ -154,10 +155,10 @@ fn add(row: &mut [f64], factor: f64, tokens: &[f64]) {
 }
 
 /// The totals of each sequence, over all ranks that share it.
-fn sequence_totals(choice: &Choice, batch: usize, sharing: &Sharing) -> Vec<f64> {
+fn sequence_totals(choice: &Choice, batch: usize, balancing: &BalancingGroups) -> Vec<f64> {
     let length = choice.num_tokens() / batch;
     let mut all = (0..batch).flat_map(|row| choice.totals(row * length..(row + 1) * length)).collect();
-    sharing.sum(&mut all);
+    balancing.sum(&mut all);
     all
 }
 
@@ -229,7 +230,7 @@ impl WholeBatch {
             numbered.push(*number as f64);
             numbered.extend(row);
         }
-        for group in Sharing::from_input(input).groups.into_iter().filter(|group| group.size() > 1) {
+        for group in BalancingGroups::from_input(input).groups.into_iter().filter(|group| group.size() > 1) {
             let mut all = vec![0.0; numbered.len() * group.size()];
             if let Err(error) = group.all_gather((&numbered).into(), (&mut all).into()) {
                 std::panic::panic_any(error);

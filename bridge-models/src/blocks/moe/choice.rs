@@ -1,10 +1,10 @@
-//! The choice of experts by their scores, and the gradients of the scores.
+//! Top-k selection of experts by router scores, and the gradients of the scores.
 
-use super::balance::Injected;
+use super::balance::AuxLossGradients;
 use crate::architecture::config::MoeConfig;
 use bridge_core::config::{RouterDType, RouterScoreFunction};
 
-/// Settings of a choice.
+/// Settings of the selection.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub topk: usize,
@@ -51,7 +51,7 @@ pub(super) struct Groups {
     pub count: usize,
     /// Groups that a token uses.
     pub topk: usize,
-    /// Experts whose scores add up to a group's.
+    /// Number of a group's best experts whose scores add up to the group's score.
     pub compared: usize,
 }
 
@@ -66,9 +66,9 @@ impl Groups {
         let each = scores.len() / self.count;
         let sums: Vec<f64> = scores
             .chunks_exact(each)
-            .map(|group| best(group, (0..each).collect(), self.compared).into_iter().map(|expert| group[expert]).sum())
+            .map(|group| top_k(group, (0..each).collect(), self.compared).into_iter().map(|expert| group[expert]).sum())
             .collect();
-        let mut groups = best(&sums, (0..self.count).collect(), self.topk);
+        let mut groups = top_k(&sums, (0..self.count).collect(), self.topk);
         groups.sort_unstable();
         groups.into_iter().flat_map(|group| group * each..(group + 1) * each).collect()
     }
@@ -76,13 +76,13 @@ impl Groups {
 
 /// The `count` of the candidates with the largest scores, the best first; of equal scores the one
 /// with the lower number.
-pub(super) fn best(scores: &[f64], mut candidates: Vec<usize>, count: usize) -> Vec<usize> {
+pub(super) fn top_k(scores: &[f64], mut candidates: Vec<usize>, count: usize) -> Vec<usize> {
     candidates.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     candidates.truncate(count);
     candidates
 }
 
-/// Choice of the router, with the values that backward needs.
+/// Experts that the router selected, with the values that backward needs.
 pub(super) struct Choice {
     num_experts: usize,
     topk: usize,
@@ -103,9 +103,13 @@ pub(super) struct Choice {
 }
 
 impl Choice {
-    /// Chooses by scores `[n, e]`, or by `preferred_ne` where something else than the scores
-    /// decides.
-    pub fn from_scores(scores_ne: &[f64], bias_e: &[f32], preferred_ne: Option<&[f64]>, settings: &Settings) -> Self {
+    /// Selects experts by scores `[n, e]`, or by `selection_scores_ne` if these are given.
+    pub fn from_scores(
+        scores_ne: &[f64],
+        bias_e: &[f32],
+        selection_scores_ne: Option<&[f64]>,
+        settings: &Settings,
+    ) -> Self {
         let num_experts = bias_e.len();
         let n = scores_ne.len() / num_experts;
         let topk = settings.topk;
@@ -126,7 +130,7 @@ impl Choice {
                 RouterScoreFunction::Softmax => Vec::new(),
                 RouterScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
             };
-            let compared: Vec<f64> = match (preferred_ne, settings.score_function) {
+            let compared: Vec<f64> = match (selection_scores_ne, settings.score_function) {
                 (Some(preferred), _) => preferred[token * num_experts..][..num_experts].to_vec(),
                 (None, RouterScoreFunction::Sigmoid) => {
                     sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect()
@@ -138,7 +142,7 @@ impl Choice {
             };
             let candidates =
                 settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
-            let order = best(&compared, candidates, topk);
+            let order = top_k(&compared, candidates, topk);
             let weights: Vec<f64> = match settings.score_function {
                 RouterScoreFunction::Sigmoid => {
                     let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
@@ -153,7 +157,7 @@ impl Choice {
             choice.weights_nk.extend(weights.iter().map(|weight| settings.rounded(weight * settings.scaling_factor)));
             choice.probabilities_ne.extend(probabilities.iter().map(|p| settings.rounded(*p)));
             let plain = if sigmoids.is_empty() { scores } else { &sigmoids };
-            choice.by_score_nk.extend(best(plain, (0..num_experts).collect(), topk));
+            choice.by_score_nk.extend(top_k(plain, (0..num_experts).collect(), topk));
             choice.sigmoids_ne.extend(sigmoids.iter().map(|s| settings.rounded(*s)));
             choice.experts_nk.extend(order);
             choice.log_z_n.push(log_z);
@@ -188,15 +192,15 @@ impl Choice {
         self.num_experts
     }
 
-    /// Number of tokens that chose each expert.
-    pub fn loads(&self) -> Vec<f64> {
-        let mut loads = vec![0.0; self.num_experts];
+    /// Number of tokens routed to each expert.
+    pub fn tokens_per_expert(&self) -> Vec<f64> {
+        let mut counts = vec![0.0; self.num_experts];
         for (token, experts) in self.experts_nk.chunks_exact(self.topk).enumerate() {
             if !self.is_padding(token) {
-                experts.iter().for_each(|expert| loads[*expert] += 1.0);
+                experts.iter().for_each(|expert| counts[*expert] += 1.0);
             }
         }
-        loads
+        counts
     }
 
     /// For consecutive tokens: the number for which each expert is among the best by score, then
@@ -219,7 +223,12 @@ impl Choice {
     }
 
     /// Gradients of the scores, `[n, e]`, from those of the weights, `[n, k]`.
-    pub fn score_gradients(&self, d_weights_nk: &[f32], injected: &Injected, settings: &Settings) -> Vec<f64> {
+    pub fn score_gradients(
+        &self,
+        d_weights_nk: &[f32],
+        aux_gradients: &AuxLossGradients,
+        settings: &Settings,
+    ) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let mut gradients = Vec::with_capacity(self.probabilities_ne.len());
         for (token, p) in self.probabilities_ne.chunks_exact(e).enumerate() {
@@ -232,16 +241,16 @@ impl Choice {
             let d_weights: Vec<f64> =
                 d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
             if settings.score_function == RouterScoreFunction::Sigmoid {
-                gradients.extend(self.sigmoid_gradients(token, &d_weights, injected, settings));
+                gradients.extend(self.sigmoid_gradients(token, &d_weights, aux_gradients, settings));
                 continue;
             }
             // With respect to the probabilities over all experts.
-            let mut d_probabilities = injected.of_token(token).to_vec();
+            let mut d_probabilities = aux_gradients.of_token(token).to_vec();
             if settings.pre_softmax {
                 experts.iter().zip(&d_weights).for_each(|(expert, d)| d_probabilities[*expert] += d);
             }
             let mean: f64 = p.iter().zip(&d_probabilities).map(|(p, d)| p * d).sum();
-            let d_log_z = injected.log_z * self.log_z_n[token];
+            let d_log_z = aux_gradients.log_z * self.log_z_n[token];
             let start = gradients.len();
             gradients.extend(p.iter().zip(&d_probabilities).map(|(p, d)| p * (d - mean) + p * d_log_z));
             let d_scores = &mut gradients[start..];
@@ -258,11 +267,17 @@ impl Choice {
 
     /// Gradients of a token's scores through their sigmoids, from those of the weights without the
     /// scaling factor.
-    fn sigmoid_gradients(&self, token: usize, d_weights: &[f64], injected: &Injected, settings: &Settings) -> Vec<f64> {
+    fn sigmoid_gradients(
+        &self,
+        token: usize,
+        d_weights: &[f64],
+        aux_gradients: &AuxLossGradients,
+        settings: &Settings,
+    ) -> Vec<f64> {
         let (e, k) = (self.num_experts, self.topk);
         let sigmoids = &self.sigmoids_ne[token * e..][..e];
         let all = sigmoids.iter().sum::<f64>() + SMALLEST_SUM;
-        let per_expert = injected.of_token(token);
+        let per_expert = aux_gradients.of_token(token);
         let mean = sigmoids.iter().zip(per_expert).map(|(s, d)| s / all * d).sum::<f64>();
         let mut d_sigmoids: Vec<f64> = per_expert.iter().map(|d| (d - mean) / all).collect();
         let experts = &self.experts_nk[token * k..][..k];
@@ -271,7 +286,7 @@ impl Choice {
         for (expert, d) in experts.iter().zip(d_weights) {
             d_sigmoids[*expert] += if settings.raw_scores { *d } else { (d - mean) / chosen };
         }
-        let d_log_z = injected.log_z * self.log_z_n[token];
+        let d_log_z = aux_gradients.log_z * self.log_z_n[token];
         let probabilities = self.probabilities_ne[token * e..][..e].iter();
         let gradients = sigmoids.iter().zip(d_sigmoids).zip(probabilities);
         gradients.map(|((s, d), p)| s * (1.0 - s) * d + p * d_log_z).collect()

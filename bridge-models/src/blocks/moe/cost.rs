@@ -39,13 +39,13 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     let unit = unit_bytes(routed * expert_ranks, width, work);
     // Products of 8 bits are made expert by expert.
     let is_grouped = moe.grouped_gemm && work.eight_bits.is_none();
-    let remade = if config.recomputed.moe_act || is_grouped { unit } else { 0 };
-    kept += match remade {
+    let recomputed = if config.recomputed.moe_act || is_grouped { unit } else { 0 };
+    kept += match recomputed {
         0 => kept_inner_bytes(config, routed * expert_ranks, width, work),
-        remade => hidden - remade,
+        recomputed => hidden - recomputed,
     };
     // The operation over all experts holds them already where backward counts them.
-    let brought_back_by_parts = if is_grouped { 0 } else { remade };
+    let brought_back_by_parts = if is_grouped { 0 } else { recomputed };
     let each = (routed * expert_ranks).div_ceil((moe.num_experts / work.place.expert.size).max(1) as u64);
     let in_hand = block_operands(config, each, [w as usize, width], work);
     let (mut backward, mut brought_back, mut recomputed_flops) = (hidden + in_hand, brought_back_by_parts, 0.0);

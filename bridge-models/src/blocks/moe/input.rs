@@ -32,7 +32,7 @@ impl MoeInput<'_> {
         };
         let length = padding.len() / b;
         // Either the tokens of a tensor-parallel region, or those of this rank's residual stream.
-        let own = if self.regions.cuts_experts_alike() { 0..length } else { self.regions.own_rows(length) };
+        let own = if self.regions.shards_experts_alike() { 0..length } else { self.regions.own_rows(length) };
         assert_eq!(own.len(), t, "a router has as many tokens of a sequence as its mask of padding");
         padding.chunks_exact(length).flat_map(|row| row[own.clone()].iter().copied()).collect()
     }

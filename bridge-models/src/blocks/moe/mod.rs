@@ -88,7 +88,7 @@ struct Experts {
     /// True if outputs of the activation are recomputed in backward, as the single operation over
     /// all experts does anyway.
     #[module(skip)]
-    remakes: bool,
+    recomputes_activation: bool,
 }
 
 impl Moe {
@@ -125,7 +125,7 @@ impl Moe {
 
     /// `[b, t, c]` of the residual stream -> the same.
     pub fn forward(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
-        if input.regions.cuts_experts_alike() {
+        if input.regions.shards_experts_alike() {
             self.forward_in_region(x_btc, input)
         } else {
             self.forward_on_own_tokens(x_btc, input)
@@ -231,7 +231,7 @@ impl Experts {
     /// An adapted layer of an expert is an operation of its own, and so are the experts then.
     fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
         let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
-        Self { local_experts, is_grouped, remakes: config.recomputed.moe_act }
+        Self { local_experts, is_grouped, recomputes_activation: config.recomputed.moe_act }
     }
 
     /// The fewest rows that an expert may have: products of their own need something to multiply.
@@ -251,7 +251,7 @@ impl Experts {
             let range = start..start + count;
             start = range.end;
             let rows = take_rows(rows_mc.clone(), range);
-            if self.remakes { expert.forward_term_remaking(rows) } else { expert.forward_expert(rows) }
+            if self.recomputes_activation { expert.forward_term_recomputing(rows) } else { expert.forward_expert(rows) }
         });
         Tensor::cat(outputs.collect(), 0)
     }

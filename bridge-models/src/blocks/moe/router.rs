@@ -117,9 +117,9 @@ impl Router {
             None => vec![0.0; e],
         };
         let padding_n = input.padding_of_router(b, t);
-        let preferred = self.training.preferred(&scores, &padding_n, n, b, input);
+        let selection_scores = self.training.selection_scores(&scores, &padding_n, n, b, input);
         let choice =
-            Choice::from_scores(&scores, &bias_e, preferred.as_deref(), &self.settings).with_padding(padding_n);
+            Choice::from_scores(&scores, &bias_e, selection_scores.as_deref(), &self.settings).with_padding(padding_n);
         let injected = self.coefficients.losses(&choice, b, input);
         let device = logits_bte.device().without_autodiff();
         let (k, mut experts_nk) = (self.settings.topk, choice.experts_nk.clone());
@@ -191,7 +191,7 @@ impl TrainingSettings {
 
     /// By what experts are chosen, `[n, e]`, where it is not the scores of `batch` sequences
     /// themselves.
-    fn preferred(
+    fn selection_scores(
         self,
         scores_ne: &[f64],
         padding_n: &[bool],

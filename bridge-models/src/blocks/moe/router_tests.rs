@@ -1,7 +1,7 @@
 //! The router against plain operations.
 
 use super::*;
-use crate::blocks::moe::choice::{Groups, best};
+use crate::blocks::moe::choice::{Groups, top_k};
 use bridge_core::config::RouterScoreFunction;
 use bridge_core::model::{Auxiliary, LayerMetrics, Parallel};
 use bridge_kernels::DropoutKey;
@@ -62,7 +62,7 @@ fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
 /// The experts with the largest scores of each token, whatever else decides where it goes.
 fn by_score(scores: &Tensor<3>) -> Vec<usize> {
     let values: Vec<f64> = scores.clone().into_data().iter::<f64>().collect();
-    values.chunks_exact(E).flat_map(|row| best(row, (0..E).collect(), K)).collect()
+    values.chunks_exact(E).flat_map(|row| top_k(row, (0..E).collect(), K)).collect()
 }
 
 /// Number of the tokens that chose each expert, `[1, e]`.
@@ -286,7 +286,7 @@ fn sinkhorn_chooses_in_training_and_scores_weigh() {
         let values: Vec<f64> = x.clone().into_data().iter::<f64>().collect();
         let even = sinkhorn(&values, E);
         let best_of = |values: &[f64]| -> Vec<usize> {
-            values.chunks_exact(E).flat_map(|row| best(row, (0..E).collect(), topk)).collect()
+            values.chunks_exact(E).flat_map(|row| top_k(row, (0..E).collect(), topk)).collect()
         };
         assert_eq!(routing.experts_nk, best_of(&even));
         assert_ne!(routing.experts_nk, best_of(&values), "the case says something");
@@ -399,8 +399,8 @@ fn a_token_uses_experts_of_its_best_groups() {
     let scores = [0.5, 0.4, 0.1, 0.0, 0.45, 0.46, 0.8, 0.0, 0.02];
     assert_eq!(groups.experts(&scores), [0, 1, 2, 3, 4, 5]);
     assert_eq!(Groups { compared: 1, ..groups }.experts(&scores), [0, 1, 2, 6, 7, 8]);
-    assert_eq!(best(&scores, groups.experts(&scores), 3), [0, 5, 4]);
-    assert_eq!(best(&[1.0, 2.0, 2.0, 1.0], vec![0, 1, 2, 3], 3), [1, 2, 0], "of equal scores the lower number");
+    assert_eq!(top_k(&scores, groups.experts(&scores), 3), [0, 5, 4]);
+    assert_eq!(top_k(&[1.0, 2.0, 2.0, 1.0], vec![0, 1, 2, 3], 3), [1, 2, 0], "of equal scores the lower number");
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use super::*;
-use crate::generate::{GenerateOptions, GenerateRequest, Memory, TokenRules, generate_batch};
+use crate::generate::{GenerateOptions, GenerateRequest, StateCache, TokenRules, generate_batch};
 
 /// Tokens that are generated: more than the windows and the convolutions of the golden models
 /// reach.
@@ -29,7 +29,7 @@ fn every_family_writes_the_same_with_and_without_state_alone_and_in_step() {
             generate_batch(chunk.as_ref(), &device(), &requests, &mut |_, _| ControlFlow::Continue(())).unwrap()
         };
         let options = GenerateOptions::greedy(model.config(), NEW);
-        let without = GenerateOptions { memory: Memory::Nothing, ..options.clone() };
+        let without = GenerateOptions { cache: StateCache::Off, ..options.clone() };
         let prompts = prompts();
         let together = run(&prompts, &options);
         assert!(together.iter().all(|text| text.len() == NEW), "{name}");

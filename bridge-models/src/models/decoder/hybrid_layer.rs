@@ -13,7 +13,7 @@ use crate::blocks::attention::SelfAttention;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::Moe;
 use crate::blocks::norm::{Norm, statistics};
-use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
+use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 use crate::blocks::ssm::{Mamba, MambaState};
 
 /// The norm and the one block that the layer has.
@@ -139,10 +139,10 @@ impl HybridLayer {
             Mixer::Mamba(block) => block.forward(x_btc, attention, state),
             Mixer::Attention(block) => block.forward(x_btc, attention),
             Mixer::Mlp(block) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
-            Mixer::Moe(block) => BlockOutput::Made(block.forward(x_btc.tensor, &mlp)),
+            Mixer::Moe(block) => BlockOutput::Computed(block.forward(x_btc.tensor, &mlp)),
         };
         let module = module_of_norm(self.block());
-        let branch = Branch { reads: Reads::Norm(&self.norm, module), block: Box::new(block), after: None, key };
+        let branch = Branch { input: BranchInput::Norm(&self.norm, module), block: Box::new(block), after: None, key };
         let residual = Residual {
             regions,
             dropout: self.dropout,

@@ -15,7 +15,7 @@ use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::regions::Regions;
-use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
+use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 
 /// Attention and a feed-forward block, with the norms that [`NormPlacement`] puts around them.
 #[derive(Module, Debug)]
@@ -98,14 +98,14 @@ impl FeedForward {
     fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: &MoeInput<'a>) -> BlockOutput<'a> {
         match self {
             Self::Dense(mlp) => mlp.forward(x_btc, input.regions, input.weight_gradients),
-            Self::Moe(moe) => BlockOutput::Made(moe.forward(x_btc.tensor, input)),
+            Self::Moe(moe) => BlockOutput::Computed(moe.forward(x_btc.tensor, input)),
         }
     }
 }
 
 /// Input of a block behind a norm.
-fn read(norm: &Option<Norm>, module: OffloadModule) -> Option<Reads<'_>> {
-    norm.as_ref().map(|norm| Reads::Norm(norm, Some(module)))
+fn norm_input(norm: &Option<Norm>, module: OffloadModule) -> Option<BranchInput<'_>> {
+    norm.as_ref().map(|norm| BranchInput::Norm(norm, Some(module)))
 }
 
 /// Inputs of a layer besides the residual stream.
@@ -226,7 +226,7 @@ impl TransformerLayer {
     /// Attention as a branch of the residual stream.
     fn attention_branch<'a>(&'a self, input: AttentionInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
         Branch {
-            reads: read(&self.input_layernorm, OffloadModule::AttnNorm).unwrap_or(Reads::Stream),
+            input: norm_input(&self.input_layernorm, OffloadModule::AttnNorm).unwrap_or(BranchInput::Stream),
             block: Box::new(move |x_btc| self.attention.forward(x_btc, input)),
             after: self.norm_of_output(&self.post_self_attention_layernorm),
             key,
@@ -235,9 +235,13 @@ impl TransformerLayer {
 
     /// The feed-forward block as a branch of the residual stream.
     fn feed_forward_branch<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
-        let alone = if self.residual.blocks == BlockOrder::ParallelSharedNorm { Reads::Shared } else { Reads::Stream };
+        let without_norm = if self.residual.blocks == BlockOrder::ParallelSharedNorm {
+            BranchInput::Shared
+        } else {
+            BranchInput::Stream
+        };
         Branch {
-            reads: read(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(alone),
+            input: norm_input(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(without_norm),
             block: Box::new(move |x_btc| self.feed_forward.forward(x_btc, &input)),
             after: self.norm_of_output(&self.post_mlp_layernorm),
             key,

@@ -12,14 +12,14 @@ use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
-use crate::blocks::residual::{BlockOutput, Branch, Reads, Residual};
+use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 
 /// The parts of a layer that run, and are recomputed, by themselves. A decoder's attention to the
 /// encoder belongs to the first.
 pub(super) const PARTS: [SegmentRole; 2] = [SegmentRole::Attention, SegmentRole::Mlp];
 
-/// Numbers of a layer's dropout masks: the second half of a mask's name.
-pub(super) mod place {
+/// Numbers of the dropout sites in a layer. A layer and a site identify a dropout mask.
+pub(super) mod dropout_site {
     pub const ATTENTION_PROBABILITIES: u64 = 1;
     pub const ATTENTION_OUTPUT: u64 = 2;
     pub const MLP_OUTPUT: u64 = 3;
@@ -66,16 +66,16 @@ pub(super) struct Source {
 pub(super) struct LayerInput<'a> {
     pub regions: &'a Regions,
     pub weight_gradients: Option<&'a WeightGradientStore>,
-    /// The key of the mask at a place of this layer.
+    /// Key of the mask of a dropout site of this layer.
     pub key: &'a dyn Fn(u64) -> Option<DropoutKey>,
     /// Record of the largest attention score, if it is taken.
     pub max_logit: Option<&'a MaxLogit>,
 }
 
 impl<'a> LayerInput<'a> {
-    fn attention(self, scores: Scores, place: u64) -> BiasedInput<'a> {
+    fn attention(self, scores: Scores, site: u64) -> BiasedInput<'a> {
         let Self { regions, weight_gradients, key, max_logit } = self;
-        BiasedInput { regions, scores, dropout_key: regions.own_key(key(place)), weight_gradients, max_logit }
+        BiasedInput { regions, scores, dropout_key: regions.own_key(key(site)), weight_gradients, max_logit }
     }
 }
 
@@ -121,16 +121,16 @@ impl Layer {
         source: Option<Source>,
         input: LayerInput,
     ) -> Tensor<3> {
-        let inner = input.attention(scores, place::ATTENTION_PROBABILITIES);
+        let inner = input.attention(scores, dropout_site::ATTENTION_PROBABILITIES);
         let block = |x_btc| self.self_attention.forward(x_btc, inner, state);
-        let x_btc = self.step(x_btc, &self.input_layernorm, block, place::ATTENTION_OUTPUT, input);
+        let x_btc = self.step(x_btc, &self.input_layernorm, block, dropout_site::ATTENTION_OUTPUT, input);
         let (Some(cross), Some(Source { keys_and_values, scores })) = (&self.cross, source) else {
             assert!(self.cross.is_none(), "a layer of the decoder attends to the encoder");
             return x_btc;
         };
-        let inner = input.attention(scores, place::CROSS_PROBABILITIES);
+        let inner = input.attention(scores, dropout_site::CROSS_PROBABILITIES);
         let block = |x_btc| cross.cross_attention.forward(x_btc, keys_and_values, inner);
-        self.step(x_btc, &cross.pre_cross_attn_layernorm, block, place::CROSS_OUTPUT, input)
+        self.step(x_btc, &cross.pre_cross_attn_layernorm, block, dropout_site::CROSS_OUTPUT, input)
     }
 
     /// The second part, `[b, t, c]` -> the same.
@@ -142,10 +142,10 @@ impl Layer {
                 regions,
                 weight_gradients,
                 self.dropout,
-                regions.own_key(key(place::MLP_INNER)),
+                regions.own_key(key(dropout_site::MLP_INNER)),
             )
         };
-        self.step(x_btc, &self.pre_mlp_layernorm, block, place::MLP_OUTPUT, input)
+        self.step(x_btc, &self.pre_mlp_layernorm, block, dropout_site::MLP_OUTPUT, input)
     }
 
     /// The stream after one block.
@@ -154,7 +154,7 @@ impl Layer {
         x_btc: Tensor<3>,
         norm: &'a Norm,
         block: impl FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a,
-        place: u64,
+        site: u64,
         input: LayerInput,
     ) -> Tensor<3> {
         let residual = Residual {
@@ -166,8 +166,12 @@ impl Layer {
             norm: None,
             block_dtype: FloatDType::from(x_btc.dtype()),
         };
-        let branch =
-            Branch { reads: Reads::Norm(norm, None), block: Box::new(block), after: None, key: (input.key)(place) };
+        let branch = Branch {
+            input: BranchInput::Norm(norm, None),
+            block: Box::new(block),
+            after: None,
+            key: (input.key)(site),
+        };
         residual.step(x_btc, [branch])
     }
 }

@@ -32,8 +32,8 @@ const DECODER_INPUT: &str = "decoder_input";
 /// The bias of relative positions of the stack.
 const POSITION_BIAS: &str = "position_bias";
 
-/// Dropout masks outside layers, counted as those of layer 0: none of its own places.
-mod place {
+/// Dropout sites outside layers. They count as sites of layer 0, and differ from its own.
+mod dropout_site {
     pub const ENCODER_EMBEDDING: u64 = 16;
     pub const DECODER_EMBEDDING: u64 = 17;
     pub const ENCODER_OUTPUT: u64 = 18;
@@ -209,11 +209,11 @@ impl EncoderDecoder {
         assert_eq!(batch.part, SequencePart::Whole, "a model with an encoder has whole sequences");
         let source = encoder_tokens(batch);
         let [_, s] = source.dims();
-        let embed = |tokens, place| {
-            start.embedding.forward(tokens, &Positions::From(0), &self.regions, context.dropout_key(0, place))
+        let embed = |tokens, site| {
+            start.embedding.forward(tokens, &Positions::From(0), &self.regions, context.dropout_key(0, site))
         };
-        Boundary::hidden_states(embed(source, place::ENCODER_EMBEDDING))
-            .with(DECODER_INPUT, embed(batch.tokens.clone(), place::DECODER_EMBEDDING))
+        Boundary::hidden_states(embed(source, dropout_site::ENCODER_EMBEDDING))
+            .with(DECODER_INPUT, embed(batch.tokens.clone(), dropout_site::DECODER_EMBEDDING))
             .with(POSITION_BIAS, start.bias.forward(s, s))
     }
 
@@ -221,7 +221,7 @@ impl EncoderDecoder {
         let middle = self.middle.as_ref().expect("a stage with this segment has its parameters");
         let [_, t] = context.batch.tokens.dims();
         let encoder = middle.final_layernorm.forward(input.take_hidden_states());
-        let encoder = self.dropout(encoder, context.dropout_key(0, place::ENCODER_OUTPUT));
+        let encoder = self.dropout(encoder, context.dropout_key(0, dropout_site::ENCODER_OUTPUT));
         input.take(POSITION_BIAS);
         let decoder_input = input.take(DECODER_INPUT);
         input.with(HIDDEN_STATES, decoder_input).with(ENCODER, encoder).with(POSITION_BIAS, middle.bias.forward(t, t))
@@ -240,7 +240,7 @@ impl EncoderDecoder {
             Stack::Encoder => (&self.encoder[local], first_layers[0] + local),
             Stack::Decoder => (&self.decoder[local], encoder.num_layers + first_layers[1] + local),
         };
-        let key = |place| context.dropout_key(number, place);
+        let key = |site| context.dropout_key(number, site);
         let max_logit = context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(number));
         let layer_input = LayerInput {
             regions: &self.regions,
@@ -271,7 +271,7 @@ impl EncoderDecoder {
 
     fn head(&self, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let (x_btc, projection) =
-            self.output(x_btc, context.dropout_key(0, place::DECODER_OUTPUT)).expect("the stage has the head");
+            self.output(x_btc, context.dropout_key(0, dropout_site::DECODER_OUTPUT)).expect("the stage has the head");
         if let Some(own) = context.custom_loss {
             let parts = HeadOutputs { x_btc, last: LastOutputs::Vocabulary(projection), regions: &self.regions };
             return own.loss_sum(context.batch, context.mode, &parts);

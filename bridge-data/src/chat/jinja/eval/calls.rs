@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::super::ast::{Args, Expr};
 use super::super::error::Error;
-use super::super::given::{Given, integer, required, text};
+use super::super::given::{CallArguments, integer, required, text};
 use super::super::limits::charge;
 use super::super::methods::{attribute, call as call_method, has_method};
 use super::super::scope::Scope;
@@ -18,8 +18,8 @@ use super::Engine;
 const LONGEST_RANGE: usize = 100_000;
 
 impl Engine<'_> {
-    pub(super) fn given(&self, args: &Args, scope: &Rc<Scope>) -> Result<Given, Error> {
-        let mut given = Given::default();
+    pub(super) fn given(&self, args: &Args, scope: &Rc<Scope>) -> Result<CallArguments, Error> {
+        let mut given = CallArguments::default();
         for arg in &args.positional {
             given.positional.push(self.eval(arg, scope)?);
         }
@@ -58,7 +58,7 @@ impl Engine<'_> {
     }
 
     /// Calls a value. `length`: bytes of the text so far.
-    pub(super) fn call(&self, callee: Value, given: Given, length: usize) -> Result<Value, Error> {
+    pub(super) fn call(&self, callee: Value, given: CallArguments, length: usize) -> Result<Value, Error> {
         match callee {
             Value::Function(function) => self.call_function(function, &given),
             Value::Method(method) => call_method(&method.0, &method.1, &given),
@@ -78,7 +78,12 @@ impl Engine<'_> {
     }
 
     #[inline(never)]
-    pub(super) fn call_macro(&self, closure: &Closure, mut given: Given, out: &mut String) -> Result<(), Error> {
+    pub(super) fn call_macro(
+        &self,
+        closure: &Closure,
+        mut given: CallArguments,
+        out: &mut String,
+    ) -> Result<(), Error> {
         let (code, name) = (&closure.code, &closure.name);
         let mut bound: Vec<Option<Value>> = given.positional.iter().take(code.args.len()).cloned().map(Some).collect();
         bound.resize(code.args.len(), None);
@@ -128,7 +133,7 @@ impl Engine<'_> {
     }
 
     #[inline(never)]
-    fn call_function(&self, function: Function, given: &Given) -> Result<Value, Error> {
+    fn call_function(&self, function: Function, given: &CallArguments) -> Result<Value, Error> {
         match function {
             Function::Range => {
                 let numbers = given.positional.iter().map(|value| integer("range", value));
@@ -181,7 +186,7 @@ impl Engine<'_> {
 }
 
 /// `dict(...)`.
-fn dict_of(given: &Given) -> Result<Dict, Error> {
+fn dict_of(given: &CallArguments) -> Result<Dict, Error> {
     let mut dict = match &given.positional[..] {
         [] => Dict::default(),
         [Value::Dict(dict)] => (**dict).clone(),

@@ -13,7 +13,7 @@ use super::Template;
 use super::ast::{Expr, Filter, For, Macro, Name, Stmt, Target};
 use super::error::Error;
 use super::filters::filter;
-use super::given::Given;
+use super::given::CallArguments;
 use super::limits::{charge, step};
 use super::methods::{attribute, subscript};
 use super::operators::{compared, concat, math, signed, slice};
@@ -308,7 +308,7 @@ impl Engine<'_> {
     }
 
     /// Writes the result of a call. The text of a macro goes directly to `out`.
-    fn call_into(&self, callee: Value, given: Given, out: &mut String) -> Result<(), Error> {
+    fn call_into(&self, callee: Value, given: CallArguments, out: &mut String) -> Result<(), Error> {
         match callee {
             // Code is kept alive by the template, but a caller's may be a value of the moment.
             Value::Macro(closure) => self.call_macro(&closure, given, out),

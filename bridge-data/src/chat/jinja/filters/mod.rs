@@ -6,7 +6,7 @@ mod sequences;
 mod texts;
 
 use super::error::Error;
-use super::given::{Given, bounded, integer, required, text};
+use super::given::{CallArguments, bounded, integer, required, text};
 use super::limits::charge;
 use super::methods::at_path;
 use super::predicates::test;
@@ -78,7 +78,7 @@ pub(super) fn is_filter(name: &str) -> bool {
 ///
 /// # Errors
 /// Unknown filters; values and arguments that the filter does not take; a limit that is exceeded.
-pub(super) fn filter(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+pub(super) fn filter(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     super::limits::step()?;
     match name {
         "tojson" => to_json(value, given),
@@ -120,7 +120,7 @@ pub(super) fn filter(name: &str, value: &Value, given: &Given) -> Result<Value, 
     }
 }
 
-fn to_json(value: &Value, given: &Given) -> Result<Value, Error> {
+fn to_json(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let [ensure_ascii, indent, separators, sort_keys] =
         given.bind("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let indent = match indent {
@@ -142,7 +142,7 @@ fn to_json(value: &Value, given: &Given) -> Result<Value, Error> {
     Ok(text.into())
 }
 
-fn map(value: &Value, given: &Given) -> Result<Value, Error> {
+fn map(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     if !value.is_true() {
         return Ok(Value::iterator([]));
     }
@@ -157,11 +157,11 @@ fn map(value: &Value, given: &Given) -> Result<Value, Error> {
         return Ok(Value::iterator([Err(Error::new("map requires a filter argument"))]));
     };
     let name = text("map", name)?;
-    let rest = Given { positional: rest.to_vec(), named: given.named.clone() };
+    let rest = CallArguments { positional: rest.to_vec(), named: given.named.clone() };
     Ok(Value::iterator(items.iter().map(|item| filter(name, item, &rest))))
 }
 
-fn select(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+fn select(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     if !value.is_true() {
         return Ok(Value::iterator([]));
     }
@@ -172,7 +172,7 @@ fn select(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
         false => None,
     };
     let test_name = rest.next().map(|name| text("select", name)).transpose()?;
-    let rest = Given { positional: rest.cloned().collect(), named: given.named.clone() };
+    let rest = CallArguments { positional: rest.cloned().collect(), named: given.named.clone() };
     let is_kept = |item: &Value| {
         let tested = attribute.map_or_else(|| Ok(item.clone()), |path| at_path(item, path, None))?;
         let holds = test_name.map_or_else(|| Ok(tested.is_true()), |name| test(name, &tested, &rest))?;
@@ -187,7 +187,7 @@ fn select(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
     Ok(Value::iterator(kept))
 }
 
-fn join(value: &Value, given: &Given) -> Result<Value, Error> {
+fn join(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let [separator, attribute] = given.bind("join", ["d", "attribute"])?;
     let separator = separator.map_or_else(|| Ok("".into()), |separator| printed(&separator))?;
     let items = value.items()?;

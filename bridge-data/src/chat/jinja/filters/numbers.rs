@@ -4,7 +4,7 @@ use num_bigint::BigInt;
 use num_traits::FromPrimitive;
 
 use super::super::error::Error;
-use super::super::given::{Given, bounded, integer};
+use super::super::given::{CallArguments, bounded, integer};
 use super::super::methods::at_path;
 use super::super::operators::math;
 use super::super::text::{file_size, is_space, printed};
@@ -45,7 +45,7 @@ fn parse_float(text: &str) -> Option<f64> {
     text.replace('_', "").parse().ok().filter(|_| is_grouped && is_number)
 }
 
-pub(super) fn numeric(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+pub(super) fn numeric(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     if let Value::Undefined(message) = value
         && name != "sum"
     {
@@ -107,7 +107,7 @@ pub(super) fn numeric(name: &str, value: &Value, given: &Given) -> Result<Value,
     }
 }
 
-fn round(value: &Value, given: &Given) -> Result<Value, Error> {
+fn round(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let [precision, method] = given.bind("round", ["precision", "method"])?;
     let precision = precision.map_or(Ok(0), |precision| bounded("round", &precision))?;
     let method = method.map_or_else(|| Ok("common".into()), |method| printed(&method))?;

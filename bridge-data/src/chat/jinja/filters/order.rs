@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use super::super::error::Error;
-use super::super::given::{Given, required, text};
+use super::super::given::{CallArguments, required, text};
 use super::super::limits::charge;
 use super::super::methods::at_path;
 use super::super::value::{Value, compare, equal};
@@ -34,7 +34,7 @@ fn sorted<T>(mut items: Vec<(Value, T)>, is_reverse: bool) -> Result<Vec<(Value,
     failure.map_or(Ok(items), Err)
 }
 
-pub(super) fn ordered(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+pub(super) fn ordered(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let is_true = |value: &Option<Value>| value.as_ref().is_some_and(Value::is_true);
     let keyed = |attribute: &Option<Value>, is_case_sensitive: bool, default: Option<&Value>| {
         let key = |item: &Value| {

@@ -1,11 +1,11 @@
 //! Filters of sequences: `first`, `last`, `list`, `reverse`, `items`, `batch`, `slice` and `attr`.
 
 use super::super::error::Error;
-use super::super::given::{Given, bounded, required, text};
+use super::super::given::{CallArguments, bounded, required, text};
 use super::super::limits::charge;
 use super::super::value::{Value, View};
 
-pub(super) fn sequence(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+pub(super) fn sequence(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     match name {
         "batch" => {
             let [count, fill] = given.bind(name, ["linecount", "fill_with"])?;

@@ -2,13 +2,13 @@
 
 use super::super::error::Error;
 use super::super::format::percent;
-use super::super::given::{Given, bounded, integer, text};
+use super::super::given::{CallArguments, bounded, integer, text};
 use super::super::limits::charge;
 use super::super::strings::{capitalized, centered, lines, soft_text};
 use super::super::text::{escaped, is_space, printed, represent, stripped_tags};
 use super::super::value::{Value, View};
 
-pub(super) fn textual(name: &str, value: &Value, given: &Given) -> Result<Value, Error> {
+pub(super) fn textual(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let string = printed(value)?;
     charge(string.len() / 4)?;
     match name {
@@ -77,7 +77,7 @@ pub(super) fn textual(name: &str, value: &Value, given: &Given) -> Result<Value,
     }
 }
 
-fn indent(value: &Value, given: &Given) -> Result<Value, Error> {
+fn indent(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let [width, first, blank] = given.bind("indent", ["width", "first", "blank"])?;
     let string = text("indent", value)?;
     let indent = match &width {
@@ -152,7 +152,7 @@ fn url_encoded(value: &Value) -> Result<String, Error> {
 }
 
 /// `textwrap.wrap` of each line, without its breaks at hyphens.
-fn wrap(string: &str, given: &Given) -> Result<Value, Error> {
+fn wrap(string: &str, given: &CallArguments) -> Result<Value, Error> {
     let [width, break_long, separator, _hyphens] =
         given.bind("wordwrap", ["width", "break_long_words", "wrapstring", "break_on_hyphens"])?;
     let width = width.map_or(Ok(79), |width| bounded("wordwrap", &width))?.max(1) as usize;
