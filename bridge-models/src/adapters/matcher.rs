@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bridge_core::config::{AdapterInit, BaseQuantization, DropoutPosition, FinalTransformer, PeftConfig, PeftKind};
+use bridge_core::config::{AdapterInit, BaseQuantization, DropoutPosition, FinalTransformer, PeftConfig};
 use bridge_core::model::{Declaration, Initial, LinearLayer, ModelBuildError, Scope, matches_pattern};
 
 use bridge_kernels::{CodeFormat, Quantization};

@@ -1,5 +1,6 @@
 //! Values derived from the fields of a [`DecoderConfig`]: sizes, factors, features by layer.
 
+use bridge_core::config::Activation;
 use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
 use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, RopeConfig};

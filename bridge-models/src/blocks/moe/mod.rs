@@ -53,7 +53,7 @@ pub(crate) struct Moe {
     /// Weight whose product with a token is the gate of the shared experts' output, `[1, c]`.
     shared_gate: Option<Param<Tensor<2>>>,
     #[module(skip)]
-    dispatcher: Dispatcher,
+    dispatcher: TokenDispatcher,
     #[module(skip)]
     recomputed: RecomputedParts,
 }

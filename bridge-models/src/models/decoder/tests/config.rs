@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use bridge_core::config::{
-    Format, Normalization, OneOrMany, PositionEmbeddingType, QkNormScope as SectionScope, TransformerConfig, World,
-    load_text,
+    Format, Normalization, OneOrMany, PositionEmbeddingType, QkNormScope, TransformerConfig, World, load_text,
 };
 use bridge_core::model::{Declaration, ModelBuildError, ModelHook, ModelRegistry, ModuleChunk, Workload};
 use burn::module::{Module as _, ModuleMapper, Param};
@@ -166,7 +165,7 @@ fn errors_name_the_key() {
             Box::new(|c| {
                 (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
                 c.normalization = Normalization::RmsNorm;
-                (c.qk_layernorm, c.qk_layernorm_scope) = (true, SectionScope::Projection);
+                (c.qk_layernorm, c.qk_layernorm_scope) = (true, QkNormScope::Projection);
             }),
         ),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),

@@ -1,5 +1,6 @@
 //! Graph properties: cuts, stages, dropout, tied weights, caches, documents, windows.
 
+use bridge_core::config::{BlockOrder, NormPlacement};
 use bridge_core::model::HIDDEN_STATES;
 use bridge_kernels::Philox;
 

@@ -16,7 +16,7 @@ mod spread;
 mod stream;
 mod width;
 
-use bridge_core::config::Activation;
+use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, QkNormScope};
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
     SegmentOutput, StackPart, Stage, run_segments,

@@ -1,5 +1,6 @@
 //! Mixture of experts on one rank: against a dense block, and its metrics.
 
+use bridge_core::config::TokenDispatcher;
 use bridge_core::model::LayerMetrics;
 use bridge_kernels::Philox;
 

@@ -1,6 +1,7 @@
 //! The decoder against a forward pass written out in float64 loops, which shares no code with it.
 
 use super::*;
+use bridge_core::config::{BlockOrder, NormPlacement, Normalization, QkNormScope};
 
 type Rows = Vec<Vec<f64>>;
 

@@ -1,5 +1,6 @@
 //! Builds a decoder over thread ranks and on one, and compares the two.
 
+use bridge_core::config::{BlockOrder, NormPlacement, RouterDType, TokenDispatcher, TokenDropPolicy};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! The residual stream in float32 between layers of 16 bits.
 
+use bridge_core::config::{BlockOrder, NormPlacement};
 use bridge_core::model::HIDDEN_STATES;
 use bridge_kernels::Philox;
 use burn::tensor::DType;
