@@ -156,9 +156,9 @@ fn typed(
     })
 }
 
-/// Checks the numbers of arrays, which a fingerprint does not vouch for: whoever writes arrays can
-/// write a fingerprint too. The boundaries are recomputed from the document order, the rest must be
-/// in range.
+/// Checks the numbers of arrays: a fingerprint does not guarantee them, because a writer of arrays
+/// can write a fingerprint too. The boundaries are recomputed from the document order, the rest
+/// must be in range.
 fn check_arrays(
     indices: &SampleIndices,
     request: &IndexRequest<'_>,

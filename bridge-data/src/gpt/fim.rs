@@ -85,9 +85,9 @@ impl FimParams {
 
 /// A [`GptDataset`] whose samples are permuted.
 ///
-/// The random choices are one stream, used up in the order samples are fetched, as in Megatron
-/// Bridge. Loaders fetch with one worker, and a run that resumes, or goes back, has to restart the
-/// stream and fetch what it has consumed once more to draw the same choices again.
+/// Random choices come from one stream, in the order in which samples are fetched, as in Megatron
+/// Bridge. Loaders therefore fetch with one worker. A run that resumes or rewinds must restart the
+/// stream and fetch the consumed samples again, so that it draws the same choices.
 pub struct FimDataset {
     inner: GptDataset,
     params: FimParams,

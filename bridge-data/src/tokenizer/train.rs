@@ -104,8 +104,8 @@ pub fn train_byte_level_bpe_until(
 /// Interval at which the search for merges checks for cancellation.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Finds the merges. The library cannot be told to stop, so it works beside the caller, who may
-/// leave it behind: it has what it needs and writes nothing.
+/// Finds the merges. The library cannot be cancelled, so it runs on threads of its own. A caller
+/// that is cancelled abandons these threads, which write nothing.
 fn merge(trainer: BpeTrainer, cancelled: &dyn Fn() -> bool) -> Result<(BPE, Vec<AddedToken>), TokenizerError> {
     let failed = |error: &dyn std::fmt::Display| TokenizerError::Train(error.to_string());
     let threads = rayon::current_num_threads();
@@ -114,7 +114,7 @@ fn merge(trainer: BpeTrainer, cancelled: &dyn Fn() -> bool) -> Result<(BPE, Vec<
     pool.spawn(move || {
         let mut model = BPE::default();
         let special = trainer.train(&mut model);
-        // Nobody listens where training was given up.
+        // The receiver is gone if training was cancelled.
         let _ = sender.send(special.map(|special| (model, special)));
     });
     loop {

@@ -21,7 +21,7 @@ pub fn activation<const D: usize>(x: Tensor<D>, kind: Activation) -> Tensor<D> {
     activation_recomputable(x, kind).tensor
 }
 
-/// [`activation`], which can be made again from its input: backward keeps that.
+/// [`activation`] as a recomputable tensor: backward keeps the input.
 pub fn activation_recomputable<const D: usize>(x: Tensor<D>, kind: Activation) -> Recomputable<D> {
     #[cfg(feature = "cube")]
     if let Some(y) = cube::activation(&x, kind) {
@@ -54,7 +54,7 @@ pub fn glu(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3> {
     glu_recomputable(x_bt2f, unit).tensor
 }
 
-/// [`glu`](glu()), which can be made again from its input: backward keeps that.
+/// [`glu`](glu()) as a recomputable tensor: backward keeps the input.
 ///
 /// # Panics
 /// If the last dimension is odd.

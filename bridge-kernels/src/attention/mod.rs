@@ -31,8 +31,8 @@ pub use parts::workspace_bytes_on_gpu;
 use crate::dropout::dropout;
 use crate::precision::{narrow, widen};
 
-/// Causal attention. Query `i` has position `s - t + i`, so with a key/value cache the last `t`
-/// positions are asked.
+/// Causal attention. Query `i` has position `s - t + i`, so with a KV cache the queries are the
+/// last `t` positions.
 ///
 /// Scores and their softmax are in float32 whatever the inputs' dtype.
 ///

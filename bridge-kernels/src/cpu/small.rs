@@ -1,4 +1,4 @@
-//! Floats of 8 and 16 bits: their codes and what these stand for.
+//! Floats of 8 and 16 bits: their codes and values.
 
 /// A float of at most 16 bits: sign, `EXPONENT` bits of exponent, `MANTISSA` bits of mantissa.
 pub(crate) trait Small {

@@ -10,7 +10,7 @@ use super::host::{Memory, Read, Written, put, run};
 use super::table::{Operand, Operands, Results, Table};
 use crate::flex::Values;
 
-/// Runs products on the host, and remembers them.
+/// Runs products on the host, and records them.
 #[derive(Clone, Default)]
 pub(crate) struct HostStandIn {
     /// Products that ran, in order.

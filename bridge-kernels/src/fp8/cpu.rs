@@ -1,4 +1,4 @@
-//! Casts to 8 bits, and products of what codes stand for, in float32: each product is what an 8-bit
+//! Casts to 8 bits, and float32 products of dequantized values: each product is what an 8-bit
 //! matrix unit computes, up to the order of its sum.
 
 use rayon::prelude::*;

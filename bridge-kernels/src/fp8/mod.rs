@@ -1,10 +1,10 @@
-//! Linear layers whose products are made of 8-bit floats (Micikevicius et al., arXiv:2209.05433),
-//! as Transformer Engine's recipes make them.
+//! Linear layers with products of 8-bit floats (Micikevicius et al., arXiv:2209.05433), as in
+//! Transformer Engine's recipes.
 //!
 //! On CUDA devices with 8-bit matrix units, products of operands with one scale each are cuBLASLt's
 //! ([`Fp8Scaling::Current`] and [`Fp8Scaling::Delayed`]). Other products are emulated: operands are
-//! cast to 8 bits, and what codes stand for is multiplied in float32. That is what 8-bit matrix
-//! units compute, up to the order in which they add. On the CPU the input is kept for backward in 8
+//! cast to 8 bits, and dequantized values are multiplied in float32. 8-bit matrix units compute the
+//! same, up to the order in which they add. On the CPU the input is kept for backward in 8
 //! bits, if the weight's gradient is made of such operands ([`Fp8Rule::weight_gradient`]).
 //! Elsewhere inputs and weights are kept as they are; scales and magnitudes stay on the device, so
 //! nothing waits for it, and casts that are emulated are plain operations there.

@@ -69,8 +69,8 @@ pub(super) fn plain<const D: usize>(
     })
 }
 
-/// A matrix of what codes stand for, but for a factor `[1, 1]`: products are those of codes, as
-/// matrix units make them, and scaled afterwards.
+/// A matrix of the values of codes without their scale, `[1, 1]`: products are scaled afterwards,
+/// as on matrix units.
 #[derive(Clone)]
 pub(super) struct Rounded {
     values: Tensor<2>,

@@ -156,7 +156,7 @@ where
     }
 }
 
-/// A product and the tensors it is made of.
+/// A product and its operands.
 struct Product<'a, const D: usize> {
     x: (&'a Tensor<D>, Values),
     weight: (&'a Tensor<2>, Values),

@@ -112,8 +112,7 @@ pub fn linear_glu(
     })
 }
 
-/// `activation(x) w^T + bias`, which keeps `x` for backward and not the activation: that is made
-/// again.
+/// `activation(x) w^T + bias`. Keeps `x` for backward, which recomputes the activation.
 ///
 /// # Shapes
 /// As [`linear()`].
@@ -131,8 +130,7 @@ pub fn linear_of_activation<const D: usize>(
         .unwrap_or_else(|| product_with_recompute(x, weight_oi, bias_o, move |x| activation(x, kind)))
 }
 
-/// `glu(x) w^T + bias`, which keeps `x` for backward and not what the gated activation makes of it:
-/// that is made again.
+/// `glu(x) w^T + bias`. Keeps `x` for backward, which recomputes the gated activation.
 ///
 /// # Shapes
 /// `x_bt2i` `[b, t, 2i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[b, t, o]`.

@@ -1,4 +1,4 @@
-//! The part of a vocabulary that a rank holds, and what it is compared with.
+//! The part of a vocabulary that a rank holds, and the exchange with the ranks of the other parts.
 
 use burn::tensor::{Int, Tensor};
 

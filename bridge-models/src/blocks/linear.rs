@@ -133,8 +133,8 @@ impl Linear {
         }
     }
 
-    /// The product of what `unit` makes of `x`, which is made again in backward: `[b, t, ..]` ->
-    /// `[b, t, outputs]`.
+    /// The product of `unit(x)`, which is recomputed in backward: `[b, t, ..]` -> `[b, t,
+    /// outputs]`.
     pub fn forward_of_unit(&self, x: Tensor<3>, unit: FeedForwardUnit) -> Tensor<3> {
         match (self.is_plain(), unit) {
             (true, FeedForwardUnit::Gated(unit)) => linear_of_glu(x, unit, self.weight.val(), self.bias()),

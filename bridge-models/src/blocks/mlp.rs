@@ -43,7 +43,7 @@ pub(crate) fn block_operands(config: &DecoderConfig, rows: u64, [c, f]: [usize; 
     first.max(work.operands_in_hand(rows, [f, c]))
 }
 
-/// The second of the two: what the unit makes of the first.
+/// Bytes of the second inner tensor: the output of the unit.
 pub(crate) fn unit_bytes(rows: u64, f: usize, work: &Workload) -> u64 {
     rows * f as u64 * work.activation_bytes
 }

@@ -1,18 +1,18 @@
-//! The parts that layers are made of, for every kind of model.
+//! Building blocks of layers, for every kind of model.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
 //! | `biased_attention` | attention with relative positions, in both directions, and across sequences |
-//! | `key_values` | what attention remembers in generation |
+//! | `key_values` | KV cache |
 //! | `mla` | attention by latent vectors |
 //! | `moe` | mixture of experts |
 //! | `ssm` | Mamba-2's state space block |
 //! | `rope` | rotary frequencies and their scaling |
-//! | `init` | what parameters begin with |
+//! | `init` | initial values of parameters |
 //! | `recompute` | parts of a segment that run again in backward |
 //! | `context_parallel` | attention over sequences that ranks share |
-//! | `regions` | where activations are gathered, summed and cut between ranks |
+//! | `regions` | borders at which activations are gathered, summed and sharded |
 //!
 //! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads,
 //! `g` key/value groups, `d` head size, `f` feed-forward size, `v` vocabulary.

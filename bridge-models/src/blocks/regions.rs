@@ -85,7 +85,7 @@ impl Regions {
         if self.sequence_parallel { gather_sequence(x, SEQUENCE, &self.tensor) } else { copy_to_group(x, &self.tensor) }
     }
 
-    /// [`Self::enter`] of what can be made again: as long as nothing is exchanged.
+    /// [`Self::enter`] of a recomputable tensor, which stays recomputable if nothing is exchanged.
     pub fn enter_recomputable<const D: usize>(&self, x: Recomputable<D>) -> Recomputable<D> {
         if self.tensor.size() == 1 { x } else { self.enter(x.tensor).into() }
     }
@@ -114,8 +114,8 @@ impl Regions {
         }
     }
 
-    /// The sum of each rank's term, `[b, t, n]`, on every rank, inside a tensor-parallel region
-    /// where each goes on with it in its own way.
+    /// All-reduced sum of the ranks' terms, `[b, t, n]`, inside a tensor-parallel region. Gradients
+    /// are summed over the ranks, too: each rank uses the sum differently.
     pub fn total(&self, term_btn: Tensor<3>) -> Tensor<3> {
         copy_to_group(reduce_from_group(term_btn, &self.tensor), &self.tensor)
     }

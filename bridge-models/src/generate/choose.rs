@@ -43,7 +43,7 @@ impl Draw {
         Self { temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff, seed }
     }
 
-    /// The setting that is out of its range, what it may be, and what it is.
+    /// The first setting that is out of its range, its range, and its value.
     pub(super) fn problem(&self) -> Option<(&'static str, &'static str, String)> {
         let Self { temperature, top_k, top_p, min_p, typical_p, epsilon_cutoff, eta_cutoff, seed: _ } = *self;
         if !(temperature > 0.0 && temperature.is_finite()) {

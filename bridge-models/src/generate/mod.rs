@@ -1,7 +1,7 @@
 //! Sampling from a model, token by token, with a KV cache or SSM state. Several texts go through
 //! the model as one batch.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `choose` | sampling of a token from logits |
 //! | `rules` | penalties and bans that change the logits by the text so far |
@@ -150,15 +150,15 @@ pub fn generate(
 /// Continues several prompts together, each as [`generate`] does. `on_token` sees each new token
 /// with the number of its request, and may stop that one.
 ///
-/// Texts go through the model in step, from position to position: where a shorter prompt has ended
-/// its new tokens come, beside the given ones of a longer prompt. So all rows of a batch are at one
-/// position, whatever their layers remember, and none needs padding. Prompts that differ too much
-/// in length, and prompts of different lengths that an encoder reads, go one after the other.
+/// All texts of a batch are at the same position, so that none needs padding: after the end of a
+/// shorter prompt its new tokens run beside the given tokens of a longer prompt. Prompts that
+/// differ too much in length, and prompts of different lengths that an encoder reads, run in
+/// separate batches.
 ///
 /// Returns the new tokens of each request.
 ///
 /// # Errors
-/// As [`generate`], with the number of the request. All are looked at before any is continued.
+/// As [`generate`], with the number of the request. All requests are checked before any is run.
 pub fn generate_batch(
     model: &dyn ModelChunk,
     device: &Device,

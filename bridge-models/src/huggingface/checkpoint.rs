@@ -215,8 +215,8 @@ impl HfCheckpoint {
         Ok(checkpoint)
     }
 
-    /// The same tensors with the values that quantized ones stand for, by their own names; what
-    /// belongs to these is no tensor of its own any more.
+    /// The same tensors, dequantized: scales and other parts of a quantized tensor are no longer
+    /// tensors of their own.
     ///
     /// # Errors
     /// If a quantized tensor lacks its scales, or they have another shape or dtype.

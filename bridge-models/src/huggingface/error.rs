@@ -16,7 +16,7 @@ pub enum HfError {
         /// Error of the system.
         source: std::io::Error,
     },
-    /// A JSON file is not what it should be.
+    /// A JSON file is malformed.
     #[error("{path}: {source}")]
     Json {
         /// The file.
@@ -24,7 +24,7 @@ pub enum HfError {
         /// Place and reason.
         source: serde_json::Error,
     },
-    /// A safetensors file is not what it should be.
+    /// A safetensors file is malformed.
     #[error("{path}: {source}")]
     Safetensors {
         /// The file.
@@ -141,7 +141,7 @@ pub enum HfError {
         /// The value.
         value: f64,
     },
-    /// A GGUF file is not what it should be, or cannot hold what it should.
+    /// A GGUF file is malformed, or cannot hold the model.
     #[error("{path}: {name}: expected {expected}, found {found}")]
     Gguf {
         /// The file.

@@ -1,23 +1,23 @@
 //! Hugging Face folders in and out: `config.json` to a decoder's configuration, safetensors to its
 //! parameters, and back.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `family` | [`Family`]: a family as data, a table of settings and a table of weights |
-//! | `settings` | what a table of settings means: keys of `config.json` to fields and back |
-//! | `weight_map` | what a table of weights means: fusing, splitting, transposing, padding |
+//! | `settings` | reader of tables of settings: keys of `config.json` to fields and back |
+//! | `weight_map` | reader of tables of weights: fusing, splitting, transposing, padding |
 //! | `runs` | rows of a parameter in a tensor, read and written by parts |
 //! | `source` | [`TensorSource`]: tensors by name, read piece by piece |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
-//! | `encoding` | how elements are stored: floats of 8 to 64 bits, blocks of 4 bits |
-//! | `described`, `unread` | what `config.json` says of the model, and which keys nothing follows from |
+//! | `encoding` | storage of elements: floats of 8 to 64 bits, blocks of 4 bits |
+//! | `described`, `unread` | architecture in `config.json`, and keys without effect |
 //! | `import`, `export` | folders to chunks and back |
 //! | `rope` | rotary settings in the forms of all versions of transformers |
 //! | `windows` | sliding windows, of all layers or of some |
-//! | `snapshot` | a folder as a checkpoint in the making |
+//! | `snapshot` | a folder as a checkpoint |
 //! | `auto_bridge` | [`AutoBridge`]: all of it as one value |
-//! | `stored` | tensors of a file, made of rows of parameters |
-//! | `staged` | files of tensors in the making |
+//! | `stored` | tensors of a file, from rows of parameters |
+//! | `staged` | files of tensors that are being written |
 //! | `gguf` | GGUF files in and out |
 //! | `fields` | typed reading of `config.json` |
 //!

@@ -86,7 +86,7 @@ pub fn snapshot(model: Arc<HfModel>) -> Result<Snapshot, HfError> {
     })
 }
 
-/// The `config.json` of a folder as it is, or what stands for it.
+/// The unchanged `config.json` of a folder, or its counterpart in a GGUF file.
 fn original_config(model: &HfModel) -> Result<Vec<u8>, HfError> {
     let folder = model.source().path();
     if !folder.is_dir() {

@@ -133,7 +133,7 @@ pub(crate) const fn stacked<const N: usize>(mut rules: [WeightRule; N]) -> [Weig
 /// Composition of a parameter from tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fusion {
-    /// One tensor, as it is.
+    /// One unchanged tensor.
     Single,
     /// One tensor with a row a token, padded with zero rows.
     Vocabulary,
@@ -146,7 +146,7 @@ pub(crate) enum Fusion {
     PackedQkv,
     /// Rows of the gate, then of the other half, from a tensor each.
     GateUp,
-    /// One tensor in which rows of the gate and of the other half take turns.
+    /// One tensor with interleaved rows of the gate and of the other half.
     Alternating,
 }
 
@@ -186,7 +186,7 @@ pub struct WeightEntry {
     heads: Heads,
 }
 
-/// A tensor of a file that a parameter is made of, whole or a part of it.
+/// Source of a parameter: a tensor of a file, or a part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Name of the tensor.

@@ -355,7 +355,7 @@ pub(super) fn concat(values: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(texts.concat()))
 }
 
-/// True if both are the same object, as far as a template can tell.
+/// Identity, as Python's `is`. Equal texts and equal numbers count as the same object.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::List(a), Value::List(b)) | (Value::Tuple(a), Value::Tuple(b)) => Rc::ptr_eq(a, b),

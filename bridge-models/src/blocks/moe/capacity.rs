@@ -1,5 +1,5 @@
-//! Experts of limited capacity: choices above it are dropped, and such a token goes on with what
-//! its other experts make of it (Lepikhin et al., arXiv:2006.16668, section 2.2).
+//! Expert capacity: assignments above it are dropped, and such a token keeps the outputs of its
+//! other experts (Lepikhin et al., arXiv:2006.16668, section 2.2).
 
 use super::balance::WholeBatch;
 use super::choice::Choice;

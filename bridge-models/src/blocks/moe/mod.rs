@@ -1,16 +1,16 @@
 //! Mixture of experts: a router sends each token to a few of many feed-forward blocks (Shazeer et
 //! al., arXiv:1701.06538).
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `router` | scores of experts |
-//! | `choice` | the choice of experts by their scores |
+//! | `choice` | top-k selection of experts |
 //! | `balance` | auxiliary losses, Sinkhorn's normalization |
-//! | `capacity` | choices that an expert has no room for |
+//! | `capacity` | assignments dropped above the capacity of an expert |
 //! | `cost` | FLOPs, bytes and messages |
 //! | `dispatch` | tokens to the ranks that hold their experts, and back |
-//! | `input` | what the block reads besides the residual stream |
-//! | `rows` | rows of a matrix by number, also none at all |
+//! | `input` | inputs besides the residual stream |
+//! | `rows` | gathering rows of a matrix, also of none |
 //!
 //! Further shape letters: `e` experts, `k` experts a token, `m` rows that a rank's experts work on.
 

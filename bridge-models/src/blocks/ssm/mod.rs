@@ -1,10 +1,10 @@
 //! Mamba-2's block (Dao and Gu, arXiv:2405.21060, section 7): a projection, a short causal
 //! convolution, the scan of a state space model, a gated norm, and the projection back.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `cost` | FLOPs, bytes and messages |
-//! | `state` | what the block remembers in generation |
+//! | `state` | SSM state in generation |
 //!
 //! Further shape letters: `i` channels of the block, `k` taps of the convolution.
 

@@ -1,10 +1,10 @@
-//! GGUF files in and out: llama.cpp's form of a model, its tokenizer included.
+//! Import and export of GGUF files, llama.cpp's format of a model with its tokenizer.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `file` | the tables of a file, checked against its size |
-//! | `blocks` | how elements are stored: floats, and blocks of integers with scales |
-//! | `family` | a family's form as data: keys and names of tensors |
+//! | `blocks` | storage of elements: floats, and blocks of integers with scales |
+//! | `family` | a family as data: keys and names of tensors |
 //! | `model` | a file as if it were a Hugging Face folder |
 //! | `tokenizer` | byte-level tokenizers from and to the files of a folder |
 //! | `export` | parameters to a file |

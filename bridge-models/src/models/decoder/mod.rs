@@ -1,7 +1,7 @@
 //! A decoder-only transformer: one set of layers that covers GPT-2 and the Llama line by
 //! configuration.
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `transformer_layer` | a transformer layer: norms, attention, feed-forward block |
 //! | `hybrid_layer` | a layer of a hybrid model: a norm and one block, such as Mamba's |

@@ -1,5 +1,5 @@
-//! Generation: the encoder once, then the decoder, which remembers keys and values of its own
-//! tokens and of the encoder's output.
+//! Generation: the encoder once, then the decoder token by token, with KV caches of its own tokens
+//! and of the encoder's output.
 
 use bridge_core::model::{GenerationState, LayerState};
 use bridge_kernels::rotary::Positions;

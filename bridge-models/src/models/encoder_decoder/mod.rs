@@ -1,11 +1,11 @@
 //! An encoder and a decoder that attends to the encoder's output, as in T5 (Raffel et al.,
 //! arXiv:1910.10683).
 //!
-//! | file | what it has |
+//! | file | content |
 //! | --- | --- |
 //! | `layer` | one layer of either stack: its norms and its blocks |
-//! | `model` | [`EncoderDecoder`]: the stacks, as segments, and what passes between them |
-//! | `cost` | what the segments cost |
+//! | `model` | [`EncoderDecoder`]: the stacks, as segments, and the boundaries between them |
+//! | `cost` | costs of the segments |
 //! | `generate` | the encoder once, then the decoder token by token |
 //! | `builder` | kind `t5` for the model registry |
 //!
