@@ -12,11 +12,8 @@ use super::node::Location;
 use super::raw::RawConfig;
 use super::reader::{Origins, locate};
 use super::sections::{
-    Blend, CheckpointConfig, DistillationConfig, DistributedDataParallelConfig, DistributedInitConfig, DpoConfig,
-    FaultToleranceConfig, GenerateConfig, GptDatasetConfig, InProcessRestartConfig, LoggerConfig,
-    NvrxStragglerDetectionConfig, OptimizerConfig, PeftConfig, ProfilingConfig, RecipeConfig, RerunStateMachineConfig,
-    RngConfig, SchedulerConfig, StragglerDetectionConfig, TokenizerConfig, TrainingConfig, TransformerConfig,
-    ValidationConfig,
+    Blend, GptDatasetConfig, LoggerConfig, OptimizerConfig, RecipeConfig, SchedulerConfig, TrainingConfig,
+    TransformerConfig, ValidationConfig,
 };
 use crate::optimizer_rules::OptimizerRule;
 use crate::tensor_features;
@@ -163,6 +160,32 @@ resolved! {
         /// Folder of logs and plots.
         log_dir: PathBuf,
     }
+
+    /// All settings of a run; reached through [`RunConfig`].
+    pub struct Resolved: RecipeConfig {
+        /// Name of the run.
+        name: String,
+        /// Architecture.
+        model: FinalModel,
+        /// Loop length, batch sizes, exit conditions.
+        train: FinalTraining,
+        /// Evaluation.
+        validation: FinalValidation,
+        /// Optimizer.
+        optimizer: FinalOptimizer,
+        /// Schedules.
+        scheduler: FinalScheduler,
+        /// Data.
+        dataset: FinalDataset,
+        /// Logs.
+        logger: FinalLogger,
+        /// Statistics of tensors, where they are taken.
+        tensor_inspect: Option<FinalTensorInspect>,
+        /// Layout of ranks.
+        parallel: ParallelSizes,
+        /// Samples per split.
+        samples: SampleCounts,
+    }
 }
 
 /// The resolved `[tensor_inspect]`.
@@ -242,65 +265,6 @@ pub struct SampleCounts {
     pub test: u64,
 }
 
-/// All settings of a run; reached through [`RunConfig`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct Resolved {
-    /// Name of the run.
-    pub name: String,
-    /// The device of all tensors.
-    pub device: String,
-    /// Architecture.
-    pub model: FinalModel,
-    /// Loop length, batch sizes, exit conditions.
-    pub train: FinalTraining,
-    /// Evaluation.
-    pub validation: FinalValidation,
-    /// Optimizer.
-    pub optimizer: FinalOptimizer,
-    /// Schedules.
-    pub scheduler: FinalScheduler,
-    /// Data.
-    pub dataset: FinalDataset,
-    /// Tokenizer.
-    pub tokenizer: TokenizerConfig,
-    /// Logs.
-    pub logger: FinalLogger,
-    /// Checkpoints.
-    pub checkpoint: CheckpointConfig,
-    /// Start-up.
-    pub dist: DistributedInitConfig,
-    /// Gradient buffers.
-    pub ddp: DistributedDataParallelConfig,
-    /// Seeds.
-    pub rng: RngConfig,
-    /// Profiler windows.
-    pub profiling: ProfilingConfig,
-    /// Statistics of tensors, where they are taken.
-    pub tensor_inspect: Option<FinalTensorInspect>,
-    /// Result validation.
-    pub rerun_state_machine: RerunStateMachineConfig,
-    /// Faults on purpose.
-    pub ft: Option<FaultToleranceConfig>,
-    /// Restarts inside the process.
-    pub inprocess_restart: Option<InProcessRestartConfig>,
-    /// Times of ranks in each log interval.
-    pub straggler: Option<StragglerDetectionConfig>,
-    /// Scores of ranks.
-    pub nvrx_straggler: Option<NvrxStragglerDetectionConfig>,
-    /// Sampling at the end.
-    pub generate: GenerateConfig,
-    /// Adapters.
-    pub peft: Option<PeftConfig>,
-    /// Training on preferences.
-    pub dpo: Option<DpoConfig>,
-    /// Learning from a teacher.
-    pub distillation: Option<DistillationConfig>,
-    /// Layout of ranks.
-    pub parallel: ParallelSizes,
-    /// Samples per split.
-    pub samples: SampleCounts,
-}
-
 impl FinalOptimizer {
     /// The rule of its updates.
     ///
@@ -316,7 +280,6 @@ impl FinalOptimizer {
 #[derive(Debug, Clone)]
 pub struct RunConfig {
     resolved: Resolved,
-    recipe: RecipeConfig,
     warnings: Vec<String>,
     /// Settings that have no effect; among the warnings, too.
     idle: ConfigErrors,
@@ -326,7 +289,7 @@ pub struct RunConfig {
 /// The locations of settings do not matter.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
-        (&self.resolved, &self.recipe, &self.warnings) == (&other.resolved, &other.recipe, &other.warnings)
+        (&self.resolved, &self.warnings) == (&other.resolved, &other.warnings)
     }
 }
 
@@ -348,15 +311,9 @@ impl FinalValidation {
 }
 
 impl RunConfig {
-    pub(super) fn new(
-        resolved: Resolved,
-        recipe: RecipeConfig,
-        mut warnings: Vec<String>,
-        idle: ConfigErrors,
-        origins: Origins,
-    ) -> Self {
+    pub(super) fn new(resolved: Resolved, mut warnings: Vec<String>, idle: ConfigErrors, origins: Origins) -> Self {
         warnings.extend(idle.iter().map(ConfigError::sentence));
-        Self { resolved, recipe, warnings, idle, origins }
+        Self { resolved, warnings, idle, origins }
     }
 
     /// The same configuration, if each of its settings has an effect.
@@ -399,7 +356,7 @@ impl RunConfig {
 
     /// The resolved settings as a recipe: reading and finalizing it gives an equal `RunConfig`.
     pub fn recipe(&self) -> &RecipeConfig {
-        &self.recipe
+        &self.resolved.config
     }
 
     /// The configuration with as many iterations as its `train.num_epochs` take of `samples` in an
@@ -412,7 +369,7 @@ impl RunConfig {
         let epochs = self.train.num_epochs?;
         let iterations = (epochs * samples as f64 / self.train.global_batch_size as f64).ceil().max(1.0);
         let mut raw = RawConfig::with_kinds(kinds.clone());
-        *raw = self.recipe.clone();
+        *raw = self.recipe().clone();
         (raw.train.num_epochs, raw.train.train_iters) = (None, Some(iterations as usize));
         let counted = raw.finalize(&World { size: self.parallel.world_size });
         Some(counted.map(|counted| Self { origins: self.origins.clone(), ..counted }))

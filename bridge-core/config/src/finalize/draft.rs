@@ -237,14 +237,13 @@ impl<'r> Draft<'r> {
     }
 
     /// The run configuration, unless there were problems.
-    pub fn finish(self, resolve: impl FnOnce(&RecipeConfig) -> Resolved) -> Result<RunConfig, ConfigErrors> {
+    pub fn finish(self, resolve: impl FnOnce(RecipeConfig) -> Resolved) -> Result<RunConfig, ConfigErrors> {
         let may_lack = |key: &str| key.starts_with("dataset.") || key.starts_with("tokenizer.");
         let errors = self.errors.into_iter().filter(|error| {
             let is_missing = error.kind == ErrorKind::Missing && may_lack(&error.key);
             !(self.purpose == Purpose::Plan && is_missing)
         });
         errors.collect::<ConfigErrors>().into_result(())?;
-        let resolved = resolve(&self.recipe);
-        Ok(RunConfig::new(resolved, self.recipe, self.warnings, self.idle, self.raw.origins().clone()))
+        Ok(RunConfig::new(resolve(self.recipe), self.warnings, self.idle, self.raw.origins().clone()))
     }
 }

@@ -89,34 +89,19 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.
-    draft.finish(|recipe| Resolved {
+    draft.finish(|config| Resolved {
         name,
-        device: recipe.device.clone(),
         model,
         train,
         validation,
         optimizer,
         scheduler,
         dataset,
-        tokenizer: recipe.tokenizer.clone(),
         logger,
         tensor_inspect,
-        checkpoint: recipe.checkpoint.clone(),
-        dist: recipe.dist.clone(),
-        ddp: recipe.ddp.clone(),
-        rng: recipe.rng.clone(),
-        profiling: recipe.profiling.clone(),
-        rerun_state_machine: recipe.rerun_state_machine.clone(),
-        ft: recipe.ft.clone(),
-        inprocess_restart: recipe.inprocess_restart.clone(),
-        straggler: recipe.straggler.clone(),
-        nvrx_straggler: recipe.nvrx_straggler.clone(),
-        generate: recipe.generate.clone(),
-        peft: recipe.peft.clone(),
-        dpo: recipe.dpo.clone(),
-        distillation: recipe.distillation.clone(),
         parallel,
         samples,
+        config,
     })
 }
 
