@@ -4,6 +4,7 @@
 use super::super::choice::ShardingStrategy;
 use super::super::run_config::ParallelSizes;
 use super::Draft;
+use super::presets::has_shards;
 
 /// Settings with the same meaning: one of each list suffices.
 pub const SAME_SETTINGS: [&[&str]; 3] = [
@@ -34,7 +35,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     strategy(draft, is_fsdp);
     let strategy = draft.recipe.ddp.data_parallel_sharding_strategy;
     draft.require(
-        !overlaps || divides_state(draft),
+        !overlaps || has_shards(&draft.recipe),
         draft.chosen(&[
             "ddp.overlap_param_gather",
             "optimizer.overlap_param_gather",
@@ -57,12 +58,6 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
         "comm_overlap.data_parallel_size",
         format!("cannot be chosen: the data-parallel size follows from the other sizes and is {}", parallel.data),
     );
-}
-
-/// True if replicas shard optimizer state.
-pub(super) fn divides_state(draft: &Draft<'_>) -> bool {
-    let ddp = &draft.recipe.ddp;
-    ddp.use_distributed_optimizer || ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
 }
 
 /// The number of instances of a distributed optimizer must divide the replicas.

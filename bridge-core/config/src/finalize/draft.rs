@@ -1,5 +1,6 @@
 //! The working copy that the stages of `finalize` fill in, and how they report problems.
 
+use super::super::advice::advice_on_value;
 use super::super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::super::kinded::{Kinded, KindedConfig};
 use super::super::kinds::Kind;
@@ -68,6 +69,18 @@ impl<'r> Draft<'r> {
             Some(node) => error.with_found(node.to_inline()),
             None => error,
         }
+    }
+
+    /// Reports a text, of which `name` is the part that should be one of `names`; `more` stands behind
+    /// the names.
+    pub fn unknown_name(&mut self, key: &str, message: &str, (text, name): (&str, &str), names: &[&str], more: &str) {
+        let mut error = ConfigError::new(ErrorKind::WrongType, key, message)
+            .with_found(format!("{text:?}"))
+            .with_expected(format!("one of {}{more}", names.join(", ")))
+            .with_nearest(name, names.iter().copied())
+            .with_location(self.raw.location(key));
+        error.hint = advice_on_value(key, text, self.raw.kinds());
+        self.errors.push(error);
     }
 
     /// Reports a setting that contradicts another one.
@@ -220,12 +233,7 @@ impl<'r> Draft<'r> {
         match registry.get(kind) {
             None => {
                 let names: Vec<_> = registry.usable_names().collect();
-                let error = ConfigError::new(ErrorKind::WrongType, key, "unknown kind")
-                    .with_found(format!("{kind:?}"))
-                    .with_expected(format!("one of {}", names.join(", ")))
-                    .with_nearest(kind, names)
-                    .with_location(self.raw.location(key));
-                self.errors.push(error);
+                self.unknown_name(key, "unknown kind", (kind, kind), &names, "");
             }
             Some(found) => {
                 if let Some(reason) = &found.not_implemented {

@@ -5,11 +5,11 @@
 //! different is an error. A value that it leaves at its default only fills in what the user did not
 //! set.
 
-use super::super::advice::advice_on_value;
-use super::super::choice::{AmaxAlgo, DType, Fp8Format, Fp8Recipe, PipelineSchedule, ShardingStrategy};
-use super::super::error::{ConfigError, ErrorKind};
+use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
+use super::super::error::ErrorKind;
 use super::super::field::Field;
 use super::super::node::Node;
+use super::super::overrides::value_of;
 use super::super::section::Section;
 use super::super::sections::{MixedPrecisionConfig, Precision, RecipeConfig};
 use super::Draft;
@@ -20,57 +20,32 @@ const INSTEAD_OF_BYTES: &str = "; model.fp8 gives linear layers products of 8-bi
 /// Recipes of 4 bits, understood but not implemented.
 const NOT_IMPLEMENTED: [&str; 2] = ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"];
 
-/// The recipes: the dtype of parameters, and what their linear layers do in 8 bits.
-const RECIPES: [(&str, Mode, Option<EightBitRecipe>); 12] = [
-    ("bf16_mixed", Mode::BFloat16, None),
-    ("fp16_mixed", Mode::Float16, None),
-    ("bf16_with_fp8_delayed_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::DELAYED)),
-    ("fp16_with_fp8_delayed_scaling_mixed", Mode::Float16, Some(EightBitRecipe::DELAYED)),
-    ("bf16_with_mxfp8_mixed", Mode::BFloat16, Some(EightBitRecipe::MICROSCALING)),
-    ("fp16_with_mxfp8_mixed", Mode::Float16, Some(EightBitRecipe::MICROSCALING)),
-    ("bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::current(1))),
-    ("fp16_with_fp8_current_scaling_mixed", Mode::Float16, Some(EightBitRecipe::current(1))),
-    ("nemotron_h_bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::current(2))),
-    ("nanov2_bf16_with_fp8_current_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::blockwise(true))),
-    ("bf16_with_fp8_subchannel_scaling_mixed", Mode::BFloat16, Some(EightBitRecipe::blockwise(false))),
-    ("fp16_with_fp8_subchannel_scaling_mixed", Mode::Float16, Some(EightBitRecipe::blockwise(false))),
+/// The recipes: the dtype of parameters, and the settings of 8-bit products in `[model]`: those that
+/// the recipe states (`=`) and those that it only suggests (`?`).
+const RECIPES: [(&str, DType, &str); 12] = [
+    ("bf16_mixed", DType::BFloat16, ""),
+    ("fp16_mixed", DType::Float16, ""),
+    ("bf16_with_fp8_delayed_scaling_mixed", DType::BFloat16, DELAYED),
+    ("fp16_with_fp8_delayed_scaling_mixed", DType::Float16, DELAYED),
+    ("bf16_with_mxfp8_mixed", DType::BFloat16, MICROSCALING),
+    ("fp16_with_mxfp8_mixed", DType::Float16, MICROSCALING),
+    ("bf16_with_fp8_current_scaling_mixed", DType::BFloat16, CURRENT),
+    ("fp16_with_fp8_current_scaling_mixed", DType::Float16, CURRENT),
+    ("nemotron_h_bf16_with_fp8_current_scaling_mixed", DType::BFloat16, CURRENT_OF_NEMOTRON),
+    ("nanov2_bf16_with_fp8_current_scaling_mixed", DType::BFloat16, BLOCKWISE_OF_NANO),
+    ("bf16_with_fp8_subchannel_scaling_mixed", DType::BFloat16, BLOCKWISE),
+    ("fp16_with_fp8_subchannel_scaling_mixed", DType::Float16, BLOCKWISE),
 ];
-
-/// Settings of 8-bit products in a named recipe; `None` stays at its default.
-#[derive(Clone, Copy)]
-struct EightBitRecipe {
-    format: Fp8Format,
-    recipe: Fp8Recipe,
-    /// Steps of the history, of which the largest magnitude counts.
-    history: Option<usize>,
-    /// Layers at the start, and as many at the end, outside of it.
-    edges: Option<usize>,
-    /// True if upstream gathers weights in 8 bits.
-    gathers: bool,
-}
-
-impl EightBitRecipe {
-    const DELAYED: Self =
-        Self { format: Fp8Format::Hybrid, recipe: Fp8Recipe::Delayed, history: Some(1024), edges: None, gathers: true };
-    const MICROSCALING: Self =
-        Self { format: Fp8Format::E4m3, recipe: Fp8Recipe::Mxfp8, history: None, edges: None, gathers: true };
-
-    const fn current(edges: usize) -> Self {
-        Self {
-            format: Fp8Format::Hybrid,
-            recipe: Fp8Recipe::Tensorwise,
-            history: None,
-            edges: Some(edges),
-            gathers: true,
-        }
-    }
-
-    /// With two layers at each end outside, or none.
-    const fn blockwise(has_edges: bool) -> Self {
-        let edges = if has_edges { Some(2) } else { None };
-        Self { format: Fp8Format::Hybrid, recipe: Fp8Recipe::Blockwise, history: None, edges, gathers: has_edges }
-    }
-}
+const DELAYED: &str = "fp8=hybrid fp8_recipe=delayed fp8_amax_history_len?1024 fp8_amax_compute_algo?max";
+const MICROSCALING: &str = "fp8=e4m3 fp8_recipe=mxfp8";
+const CURRENT: &str = "fp8=hybrid fp8_recipe=tensorwise \
+                       first_last_layers_bf16?true num_layers_at_start_in_bf16?1 num_layers_at_end_in_bf16?1";
+const CURRENT_OF_NEMOTRON: &str = "fp8=hybrid fp8_recipe=tensorwise \
+                                   first_last_layers_bf16?true num_layers_at_start_in_bf16?2 num_layers_at_end_in_bf16?2";
+const BLOCKWISE_OF_NANO: &str = "fp8=hybrid fp8_recipe=blockwise \
+                                 first_last_layers_bf16?true num_layers_at_start_in_bf16?2 num_layers_at_end_in_bf16?2";
+/// The only recipe in which upstream does not gather weights in 8 bits.
+const BLOCKWISE: &str = "fp8=hybrid fp8_recipe=blockwise";
 
 /// Settings that a table sets in a section: the section, the table, and the names in both.
 pub(in super::super) const COPIES: [(&str, &str, &[&str]); 4] = [
@@ -117,37 +92,23 @@ fn named(draft: &mut Draft<'_>, name: &str) {
     let key = "mixed_precision";
     let canonical = name.replace('-', "_");
     let source = format!("mixed_precision = \"{name}\"");
-    if let Some((_, mode, eight_bits)) = RECIPES.iter().find(|(known, ..)| *known == canonical) {
+    if let Some((_, dtype, eight_bits)) = RECIPES.iter().find(|(known, ..)| *known == canonical) {
         let mut preset = Preset::new(draft, source);
-        preset.mode(*mode);
-        let reduces_wide = *mode == Mode::BFloat16;
-        preset.state("ddp.grad_reduce_in_fp32", reduces_wide);
-        if let Some(recipe) = eight_bits {
-            preset.eight_bits(recipe);
-            let gathers = draft.recipe.ddp.fp8_param_gather;
-            if recipe.gathers && !gathers && draft.world.size > 1 && has_shards(&draft.recipe) {
-                draft.warnings.push(format!(
-                    "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8, as ddp.fp8_param_gather does here \
-                     where parameters are sharded"
-                ));
-            }
+        preset.mode(*dtype);
+        preset.state("ddp.grad_reduce_in_fp32", *dtype == DType::BFloat16);
+        preset.eight_bits(eight_bits);
+        let would_gather = !matches!(*eight_bits, "" | BLOCKWISE) && !draft.recipe.ddp.fp8_param_gather;
+        if would_gather && draft.world.size > 1 && has_shards(&draft.recipe) {
+            draft.warnings.push(format!(
+                "{key} = \"{name}\": weights are gathered in 16 bits; upstream's recipe gathers them in 8, as ddp.fp8_param_gather does here \
+                 where parameters are sharded"
+            ));
         }
-        return;
-    }
-    match canonical.as_str() {
-        other if NOT_IMPLEMENTED.contains(&other) => {
-            let message = "not implemented yet: 4-bit formats";
-            draft.error(ErrorKind::NotImplemented, key, message);
-        }
-        other => {
-            let mut error = ConfigError::new(ErrorKind::WrongType, key, "unknown precision recipe")
-                .with_found(format!("{name:?}"))
-                .with_expected(format!("one of {}", RECIPES.map(|(known, ..)| known).join(", ")))
-                .with_nearest(other, RECIPES.map(|(known, ..)| known))
-                .with_location(draft.raw.location(key));
-            error.hint = advice_on_value(key, name, draft.raw.kinds());
-            draft.errors.push(error);
-        }
+    } else if NOT_IMPLEMENTED.contains(&canonical.as_str()) {
+        draft.error(ErrorKind::NotImplemented, key, "not implemented yet: 4-bit formats");
+    } else {
+        let names = RECIPES.map(|(known, ..)| known);
+        draft.unknown_name(key, "unknown precision recipe", (name, &canonical), &names, "");
     }
 }
 
@@ -158,14 +119,14 @@ fn custom(draft: &mut Draft<'_>, config: &MixedPrecisionConfig) {
         return;
     }
     let mode = match modes {
-        [_, true, _] => Mode::Float16,
-        [_, _, true] => Mode::BFloat16,
-        _ => Mode::Float32,
+        [_, true, _] => DType::Float16,
+        [_, _, true] => DType::BFloat16,
+        _ => DType::Float32,
     };
-    if config.params_dtype.is_some_and(|dtype| dtype != mode.dtype()) {
+    if config.params_dtype.is_some_and(|dtype| dtype != mode) {
         let is_bytes = config.params_dtype == Some(DType::UInt8);
         let more = if is_bytes { INSTEAD_OF_BYTES } else { "" };
-        let message = format!("parameters are {} in this mode{more}", mode.dtype());
+        let message = format!("parameters are {mode} in this mode{more}");
         draft.conflict("mixed_precision.params_dtype", message);
         return;
     }
@@ -213,8 +174,8 @@ fn agree_with_sections(draft: &mut Draft<'_>) {
 /// Default bucket size of `[comm_overlap]`, in elements.
 const OVERLAPPED_BUCKET: usize = 134_217_728;
 
-/// True if replicas shard optimizer state or more.
-fn has_shards(recipe: &RecipeConfig) -> bool {
+/// True if replicas shard optimizer state.
+pub(super) fn has_shards(recipe: &RecipeConfig) -> bool {
     let is_distributed = recipe.optimizer.use_distributed_optimizer || recipe.ddp.use_distributed_optimizer;
     is_distributed || recipe.ddp.data_parallel_sharding_strategy != ShardingStrategy::NoShard
 }
@@ -261,23 +222,6 @@ fn overlaps(draft: &mut Draft<'_>) {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    Float32,
-    Float16,
-    BFloat16,
-}
-
-impl Mode {
-    const fn dtype(self) -> DType {
-        match self {
-            Self::Float32 => DType::Float32,
-            Self::Float16 => DType::Float16,
-            Self::BFloat16 => DType::BFloat16,
-        }
-    }
-}
-
 /// Copies settings of one preset, called `source` in messages.
 struct Preset<'d, 'r> {
     draft: &'d mut Draft<'r>,
@@ -315,16 +259,15 @@ impl<'d, 'r> Preset<'d, 'r> {
         }
     }
 
-    fn mode_only(&mut self, mode: Mode) {
+    fn mode_only(&mut self, dtype: DType) {
         for section in ["model", "optimizer"] {
-            self.state(&format!("{section}.fp16"), mode == Mode::Float16);
-            self.state(&format!("{section}.bf16"), mode == Mode::BFloat16);
+            self.state(&format!("{section}.fp16"), dtype == DType::Float16);
+            self.state(&format!("{section}.bf16"), dtype == DType::BFloat16);
         }
     }
 
-    fn mode(&mut self, mode: Mode) {
-        self.mode_only(mode);
-        let dtype = mode.dtype();
+    fn mode(&mut self, dtype: DType) {
+        self.mode_only(dtype);
         self.params_dtype(dtype);
         // What stages send is the residual stream.
         let is_wide = self.draft.recipe.model.fp32_residual_connection;
@@ -333,18 +276,11 @@ impl<'d, 'r> Preset<'d, 'r> {
     }
 
     /// Settings of 8-bit products in a named recipe.
-    fn eight_bits(&mut self, recipe: &EightBitRecipe) {
-        self.state("model.fp8", recipe.format);
-        self.state("model.fp8_recipe", recipe.recipe);
-        if let Some(steps) = recipe.history {
-            self.suggest("model.fp8_amax_history_len", steps);
-            self.suggest("model.fp8_amax_compute_algo", AmaxAlgo::Max);
-        }
-        if let Some(count) = recipe.edges {
-            self.suggest("model.first_last_layers_bf16", true);
-            if self.draft.recipe.model.first_last_layers_bf16 {
-                self.suggest("model.num_layers_at_start_in_bf16", count);
-                self.suggest("model.num_layers_at_end_in_bf16", count);
+    fn eight_bits(&mut self, settings: &str) {
+        for setting in settings.split_whitespace() {
+            let (name, value) = setting.split_once(['=', '?']).unwrap_or((setting, ""));
+            if !name.starts_with("num_layers_") || self.draft.recipe.model.first_last_layers_bf16 {
+                self.put(&format!("model.{name}"), value_of(value), setting.contains('='));
             }
         }
     }

@@ -1,7 +1,6 @@
 //! The rules of `[train]`, `[validation]`, and of the top-level settings.
 
-use super::super::advice::advice_on_value;
-use super::super::error::{ConfigError, ErrorKind};
+use super::super::error::ErrorKind;
 use super::super::node::Node;
 use super::super::run_config::{FinalTraining, FinalValidation, ParallelSizes};
 use super::Draft;
@@ -37,13 +36,7 @@ pub(super) fn device(draft: &mut Draft<'_>) {
     if DEVICES.contains(&name) && is_index {
         return;
     }
-    let mut error = ConfigError::new(ErrorKind::WrongType, "device", "unknown device")
-        .with_found(format!("{device:?}"))
-        .with_expected(format!("one of {}, with :N for the N-th", DEVICES.join(", ")))
-        .with_nearest(name, DEVICES)
-        .with_location(draft.raw.location("device"));
-    error.hint = advice_on_value("device", &device, draft.raw.kinds());
-    draft.errors.push(error);
+    draft.unknown_name("device", "unknown device", (&device, name), &DEVICES, ", with :N for the N-th");
 }
 
 /// Checks batch sizes and the length of training.
