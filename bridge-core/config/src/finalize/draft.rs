@@ -83,6 +83,16 @@ impl<'r> Draft<'r> {
         self.errors.push(error);
     }
 
+    /// True if a module's name is known; reports one that is not.
+    pub fn knows_module(&mut self, key: &str, module: &str, known: &[&str]) -> bool {
+        let is_known = known.contains(&module);
+        if !is_known {
+            let message = format!("unknown module {module:?}; known are {}", known.join(", "));
+            self.error(ErrorKind::WrongType, key, message);
+        }
+        is_known
+    }
+
     /// Reports a setting that contradicts another one.
     pub fn conflict(&mut self, key: &str, message: impl Into<String>) {
         self.error(ErrorKind::Conflict, key, message);

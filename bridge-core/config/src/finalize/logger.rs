@@ -22,20 +22,20 @@ pub(super) fn check(draft: &mut Draft<'_>) {
     }
     let device = draft.recipe.device.clone();
     let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
-    draft.require(is_known || !logger.log_energy, "logger.log_energy", "is known of processors and of CUDA devices");
+    for (key, is_on) in
+        [("logger.log_energy", logger.log_energy), ("logger.log_device_memory_used", logger.log_device_memory_used)]
+    {
+        draft.require(is_known || !is_on, key, "is known of processors and of CUDA devices");
+    }
     memory(draft);
     trackers(draft);
     times(draft);
     window(draft);
 }
 
-/// Memory statistics need a report, and known names.
+/// Memory statistics need known names.
 fn memory(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
-    let device = draft.recipe.device.clone();
-    let is_known = matches!(device.as_str(), "flex" | "cpu") || device.starts_with("cuda");
-    let known = "is known of processors and of CUDA devices";
-    draft.require(is_known || !logger.log_device_memory_used, "logger.log_device_memory_used", known);
     let Some(keys) = logger.memory_keys else {
         return;
     };

@@ -6,31 +6,27 @@ mod checkpoint;
 mod cross;
 mod data_parallel;
 mod dataset;
-mod distillation;
-mod dpo;
 mod draft;
-mod faults;
 mod finetuning;
 mod fp8;
 mod graphs;
 mod logger;
 mod model;
 mod moe;
+mod objectives;
 mod offload;
 mod optimizer;
 mod parallel;
-mod peft;
 mod pipeline;
 mod presets;
 mod ranges;
 pub(super) mod refused;
+mod resiliency;
 pub(super) mod rules;
 mod scheduler;
-mod stragglers;
 mod tensor_inspect;
 mod tokenizer;
 mod train;
-mod unused;
 
 pub use data_parallel::SAME_SETTINGS;
 pub use offload::NAMES as OFFLOAD_MODULES;
@@ -45,7 +41,7 @@ use draft::{Draft, Purpose};
 
 /// Checks and resolves a configuration.
 fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
-    let mut draft = Draft::new(raw, &faults::active(raw, world), purpose);
+    let mut draft = Draft::new(raw, &resiliency::active(raw, world), purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
     ranges::check(&mut draft, "");
     refused::check(&mut draft, "");
@@ -79,13 +75,11 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     checkpoint::check(&mut draft);
     // 4. Rules between sections.
     cross::check(&mut draft);
-    peft::check(&mut draft);
-    dpo::check(&mut draft);
-    distillation::check(&mut draft);
+    objectives::check(&mut draft);
     logger::check(&mut draft);
-    stragglers::check(&mut draft);
+    resiliency::stragglers(&mut draft);
     graphs::check(&mut draft, &parallel);
-    faults::check(&mut draft, world);
+    resiliency::check(&mut draft, world);
     pipeline::check_schedule(&mut draft, &parallel, &train);
     let samples = cross::sample_counts(&mut draft, &train, &validation);
     // 5. Freeze.

@@ -1,6 +1,6 @@
 //! The `[model]` section's own rules and derived sizes.
 
-use super::super::choice::{Activation, DType, RecomputeGranularity};
+use super::super::choice::{Activation, DType, PositionEmbeddingType, RecomputeGranularity};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
 use super::super::run_config::{FinalModel, FinalTransformer};
@@ -25,7 +25,9 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     activation_fits(draft);
     let windowed_layers = windowed_layers(draft);
     let no_rope_layers = no_rope_layers(draft);
-    super::unused::check(draft, &windowed_layers, &no_rope_layers);
+    rope_scaling(draft);
+    layer_patterns(draft, &windowed_layers, &no_rope_layers);
+    predictions(draft);
     let moe_layers = super::moe::resolve(draft);
     let recompute_modules = recompute(draft, &moe_layers);
     super::offload::check(draft, &moe_layers, &recompute_modules);
@@ -137,9 +139,20 @@ fn heads_fit(draft: &mut Draft<'_>) {
     );
 }
 
+/// True if layers rotate queries and keys.
+fn uses_rope(model: &TransformerConfig) -> bool {
+    matches!(
+        model.position_embedding_type,
+        PositionEmbeddingType::Rope
+            | PositionEmbeddingType::Yarn
+            | PositionEmbeddingType::LongRope
+            | PositionEmbeddingType::Mrope
+    )
+}
+
 fn rotates_whole_pairs(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
-    if !super::unused::uses_rope(&model) {
+    if !uses_rope(&model) {
         return;
     }
     let head =
@@ -230,6 +243,55 @@ fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
     }
 }
 
+fn rope_scaling(draft: &mut Draft<'_>) {
+    let model = draft.recipe.model.config.clone();
+    draft.require(
+        !model.rope_scaling || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
+        "model.rope_scaling_high_freq_factor",
+        "must be above model.rope_scaling_low_freq_factor",
+    );
+    let scales = |factor: f64| factor != 1.0;
+    draft.require(
+        !model.rope_scaling || scales(model.rope_scaling_factor),
+        "model.rope_scaling_factor",
+        "scales nothing: model.rope_scaling = true needs a factor above 1",
+    );
+    draft.idle_unless(
+        model.seq_len_interpolation_factor.is_none_or(scales),
+        "model.seq_len_interpolation_factor",
+        "has no effect: a factor of 1 does not change positions",
+    );
+}
+
+fn layer_patterns(draft: &mut Draft<'_>, windowed: &[bool], without_rope: &[bool]) {
+    let model = draft.recipe.model.config.clone();
+    // Lists of a wrong length are reported where they are expanded.
+    let is_whole = |layers: &[bool]| !layers.is_empty() && layers.len() == model.num_layers;
+    let sees_all = model.window_size.is_some_and(|[left, _]| left == -1);
+    draft.idle_if(
+        sees_all,
+        "model.window_size",
+        "has no effect: -1 to the left means all previous tokens, as null does",
+    );
+    if model.window_size.is_some() && is_whole(windowed) {
+        let message = "leaves no layer with the window of model.window_size";
+        draft.require(windowed.contains(&true), "model.window_attn_skip_freq", message);
+    }
+    if model.no_rope_freq.is_some() && is_whole(without_rope) {
+        let key = "model.no_rope_freq";
+        draft.idle_unless(without_rope.contains(&true), key, "has no effect: it names no layer");
+        let message = "leaves no layer with rotary positions; use model.position_embedding_type = \"none\" instead";
+        draft.require(without_rope.contains(&false), key, message);
+    }
+}
+
+/// Checks that the losses of prediction layers have a weight.
+fn predictions(draft: &mut Draft<'_>) {
+    let model = &draft.recipe.model;
+    let is_weighted = model.mtp_num_layers.unwrap_or(0) == 0 || model.mtp_loss_scaling_factor.is_some();
+    draft.require(is_weighted, "model.mtp_loss_scaling_factor", "must be a number with model.mtp_num_layers");
+}
+
 fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     let model = draft.recipe.model.config.clone();
     let is_full = model.recompute_granularity == Some(RecomputeGranularity::Full);
@@ -247,7 +309,7 @@ fn recompute(draft: &mut Draft<'_>, moe_layers: &[bool]) -> Vec<String> {
     let modules = model.recompute_modules;
     let modules = modules.unwrap_or_else(|| vec!["core_attn".into()]);
     for module in &modules {
-        recompute_module(draft, module);
+        draft.knows_module("model.recompute_modules", module, &RECOMPUTE_MODULES);
     }
     recomputed_blocks_exist(draft, &modules, moe_layers);
     modules
@@ -272,14 +334,6 @@ fn recomputed_blocks_exist(draft: &mut Draft<'_>, modules: &[String], moe_layers
     draft.idle_if(is_named("shared_experts") && !has_shared, key, message);
     let message = "\"mla_up_proj\" has no effect without model.multi_latent_attention";
     draft.idle_if(is_named("mla_up_proj") && !is_latent, key, message);
-}
-
-fn recompute_module(draft: &mut Draft<'_>, module: &str) {
-    let key = "model.recompute_modules";
-    if !RECOMPUTE_MODULES.contains(&module) {
-        let message = format!("unknown module {module:?}; known are {}", RECOMPUTE_MODULES.join(", "));
-        draft.error(ErrorKind::WrongType, key, message);
-    }
 }
 
 /// A residual stream in float32, which is what stages send.

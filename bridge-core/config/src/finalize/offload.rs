@@ -1,7 +1,6 @@
 //! Activations on the host between forward and backward: whole layers (`cpu_offloading`), or
 //! modules (`fine_grained_activation_offloading`).
 
-use super::super::error::ErrorKind;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
@@ -47,9 +46,7 @@ fn modules(draft: &mut Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]
         draft.missing(MODULES, message);
     }
     for name in named {
-        if !NAMES.contains(&name.as_str()) {
-            let message = format!("unknown module {name:?}; known are {}", NAMES.join(", "));
-            draft.error(ErrorKind::WrongType, MODULES, message);
+        if !draft.knows_module(MODULES, name, &NAMES) {
             continue;
         }
         let message = format!("\"{name}\": no layer of this model has that; its layers have {}", there.join(", "));

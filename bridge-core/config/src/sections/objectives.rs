@@ -1,4 +1,4 @@
-//! `[distillation]`: names, defaults, ranges.
+//! `[dpo]` and `[distillation]`: names, defaults, ranges.
 
 use std::path::PathBuf;
 
@@ -6,6 +6,17 @@ use super::super::choice::HiddenLoss;
 use super::super::limits::Limits;
 use super::super::rule::{excludes, idle_unless, needs};
 use super::super::section::section;
+
+section! {
+    /// Direct preference optimization (ours): the data are pairs of answers, the reference is
+    /// `checkpoint.pretrained_checkpoint`.
+    pub struct DpoConfig {
+        /// Weight of the difference from the reference.
+        beta: f64 = 0.1, Limits::between(1e-6, 1e6);
+        /// Share of pairs that are taken to be the wrong way round.
+        label_smoothing: f64 = 0.0, Limits::between(0.0, 0.499);
+    }
+}
 
 section! {
     /// Knowledge distillation (ours): a frozen teacher says which tokens it expects, and the model
