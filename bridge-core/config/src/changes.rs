@@ -1,14 +1,14 @@
 //! Differences between the recipe of a checkpoint and that of a run that resumes from it, with
 //! their effect. The run decides what follows.
 
+use super::catalogue::row;
 use super::field::OneOrMany;
 use super::kinded::ModelConfig;
 use super::node::{Data, Node};
 use super::ops::diff;
 use super::run_config::FinalTransformer;
-use super::section::Section;
 use super::sections::{RecipeConfig, TransformerConfig};
-use super::spec::{Concerns, FieldSpec};
+use super::spec::Concerns;
 
 /// Prefix of the keys of section `[model]`.
 pub const MODEL: &str = "model.";
@@ -74,15 +74,12 @@ fn are_same(before: &Node, now: &Node) -> bool {
 /// no setting changes the function; settings of `[model]` that only a kind knows do.
 pub(super) fn concerns(key: &str) -> Concerns {
     let (section, name) = key.split_once('.').unwrap_or((key, ""));
-    let row = |rows: Vec<FieldSpec>, name: &str| rows.into_iter().find(|row| row.name == name);
-    let Some(section) = row(RecipeConfig::fields(), section) else {
+    let Some(section) = row(section).map(|row| row.field.concerns) else {
         return Concerns::Training;
     };
-    if section.concerns == Concerns::Execution {
-        return Concerns::Execution;
-    }
-    let setting = (section.spec)().section_fields().and_then(|rows| row(rows, name));
-    match setting.map_or(Concerns::Function, |setting| setting.concerns) {
+    let setting = row(key).filter(|_| !name.is_empty() && !name.contains('.')).map(|row| row.field.concerns);
+    match setting.unwrap_or(Concerns::Function) {
+        _ if section == Concerns::Execution => Concerns::Execution,
         Concerns::Function if !key.starts_with(MODEL) && !key.starts_with(PEFT) => Concerns::Training,
         concerns => concerns,
     }

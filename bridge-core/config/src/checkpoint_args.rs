@@ -5,7 +5,6 @@
 use super::changes::{MODEL, changes, concerns};
 use super::choice::TokenizerType;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::kinded::ModelConfig;
 use super::node::{Location, Node};
 use super::raw::RawConfig;
 use super::reader::Reader;
@@ -56,10 +55,10 @@ impl RawConfig {
     pub fn with_checkpoint_args(&self) -> Result<Self, ConfigErrors> {
         let mut taken = self.clone();
         let settings = &self.checkpoint;
-        if self.has_taken() || !(settings.use_checkpoint_args || settings.use_mp_args_from_checkpoint_args) {
+        if self.has_taken || !(settings.use_checkpoint_args || settings.use_mp_args_from_checkpoint_args) {
             return Ok(taken);
         }
-        taken.set_taken();
+        taken.has_taken = true;
         let places = Places {
             load: settings.load.clone().or_else(|| settings.save.clone()),
             step: settings.ckpt_step.map(|step| step as u64),
@@ -81,7 +80,7 @@ impl RawConfig {
         let Some(found) = found else {
             let searched = places.load.iter().chain(&places.pretrained).map(|path| path.display().to_string());
             let searched = searched.collect::<Vec<_>>().join(" and ");
-            taken.remark(format!("{key}: no checkpoint in {searched}; the recipe's own settings are used"));
+            taken.remarks.push(format!("{key}: no checkpoint in {searched}; the recipe's own settings are used"));
             return Ok(taken);
         };
         let saved = Self::from_text(&found.text, Format::Toml, &[], self.kinds());
@@ -118,16 +117,17 @@ impl Taking<'_> {
     fn architecture(&mut self) {
         let differing: Vec<String> =
             changes(self.saved, self.recipe.recipe()).into_iter().map(|change| change.key).collect();
-        for name in names(&self.saved.model) {
+        let saved = self.saved.model.to_node();
+        for name in saved.entries().unwrap_or_default().iter().map(|entry| &entry.key) {
             let key = format!("{MODEL}{name}");
             let is_said = self.recipe.is_explicit(&key);
             let is_kept = match concerns(&key) {
                 Concerns::Execution => true,
                 Concerns::Training => is_said || OF_PRECISION.contains(&name.as_str()),
-                Concerns::Function => is_said && self.recipe.checkpoint.allow_model_changes.contains(&name),
+                Concerns::Function => is_said && self.recipe.checkpoint.allow_model_changes.contains(name),
             };
             if !is_kept {
-                self.take_of_model(&name, is_said && differing.contains(&key));
+                self.take_of_model(name, is_said && differing.contains(&key));
             }
         }
         // What only another kind of model has.
@@ -158,7 +158,7 @@ impl Taking<'_> {
         // A value that was written by a recipe of the same table has its type.
         let mut reader = Reader::new(&kinds);
         self.taken.model.assign(name, &value, &mut reader);
-        self.taken.give(key, self.location());
+        self.taken.origins.insert(key, Some(self.location()));
     }
 
     /// Takes `[tokenizer]`. The files of a tokenizer that are gone are those in the checkpoint.
@@ -178,7 +178,7 @@ impl Taking<'_> {
                 let said = |value: Option<Node>| value.map_or_else(|| "null".into(), |v| v.to_inline());
                 self.overruled.push(format!("{key} = {} (the checkpoint's is {})", said(own), said(saved)));
             }
-            self.taken.give(key, self.location());
+            self.taken.origins.insert(key, Some(self.location()));
         }
         self.taken.tokenizer = tokenizer;
     }
@@ -194,14 +194,8 @@ impl Taking<'_> {
                 self.found.path.display(),
                 self.overruled.join(", ")
             );
-            self.taken.remark(text);
+            self.taken.remarks.push(text);
         }
         self.taken
     }
-}
-
-/// The names of all settings of a model's section, those of its kind included.
-fn names(model: &ModelConfig) -> Vec<String> {
-    let fixed = ModelConfig::fields().into_iter().map(|field| field.name.to_owned());
-    fixed.chain(model.extra.keys().cloned()).collect()
 }

@@ -9,10 +9,10 @@ use super::advice::{ALIASES, meant_by};
 use super::catalogue::{Setting, settings};
 use super::changes::concerns;
 use super::error::ErrorKind;
-use super::finalize::rules::messages_about;
 use super::kinds::Kinds;
 use super::loading::load_text;
 use super::node::Node;
+use super::rule::Rule;
 use super::run_config::World;
 use super::source::Format;
 use super::spec::{Concerns, FieldSpec, TypeSpec};
@@ -69,7 +69,7 @@ pub fn explain(key: &str, kinds: &Kinds) -> Result<Explanation, String> {
     };
     let mut explanation = explanation(setting);
     explanation.asked = other.map(|(text, _)| format!("{key}: {text}"));
-    if setting.is_section() {
+    if setting.is_section {
         explanation.settings =
             all.iter().filter(|other| other.section() == setting.key).map(self::explanation).collect();
     } else if setting.refused.is_none() {
@@ -80,31 +80,24 @@ pub fn explain(key: &str, kinds: &Kinds) -> Result<Explanation, String> {
 
 /// The keys of all settings and sections.
 pub fn keys(kinds: &Kinds) -> Vec<String> {
-    settings(kinds, &Node::null()).into_iter().map(|setting| setting.key).collect()
+    settings(kinds, &Node::null()).into_iter().map(|setting| setting.key.clone()).collect()
 }
 
 fn explanation(setting: &Setting) -> Explanation {
     let field = &setting.field;
     let (status, reason, accepted) = match &field.refusal {
         None => ("accepted", None, Vec::new()),
-        Some(refusal) => {
-            let status = match (refusal.is_whole(), refusal.is_inert(field)) {
-                (false, _) => "partly",
-                (true, false) => "refused",
-                (true, true) => "inert",
-            };
-            (status, Some(refusal.message()), refusal.accepted(&field.default))
-        }
+        Some(refusal) => (refusal.status(field), Some(refusal.message()), refusal.accepted(&field.default)),
     };
     let is_ours = field.doc.contains("(ours)");
-    let section = if setting.is_section() { setting.key.as_str() } else { setting.section() };
+    let section = if setting.is_section { setting.key.as_str() } else { setting.section() };
     Explanation {
         key: setting.key.clone(),
         asked: None,
         doc: field.doc.to_owned(),
         values: (field.spec)().to_string(),
         range: field.limits.is_bounded().then(|| field.limits.to_string()),
-        default: if setting.is_section() { Node::null() } else { field.default.clone() },
+        default: if setting.is_section { Node::null() } else { field.default.clone() },
         status: if setting.refused.is_some() && status == "accepted" { "refused" } else { status },
         changes: match concerns(&setting.key) {
             Concerns::Function => "what the model computes",
@@ -148,7 +141,7 @@ const MOST_RULES: usize = 12;
 /// Messages of the rules on the setting's row, then of those that other values than its default
 /// break: first alone, then beside each other setting of its section.
 fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
-    let mut rules = messages_about(&setting.key);
+    let mut rules = setting.field.rules.iter().map(Rule::message).collect::<Vec<_>>();
     let shape_of = |rule: &str| rule.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
     let mut said: BTreeSet<_> = rules.iter().map(|rule| (setting.key.clone(), shape_of(rule))).collect();
     let probes = probes(&setting.field);

@@ -18,20 +18,30 @@ pub trait Field: Sized {
     fn spec() -> TypeSpec;
 }
 
-impl Field for bool {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        match node.data {
-            Data::Bool(value) => Some(value),
-            _ => reader.wrong_type(node, &Self::spec()),
+macro_rules! plain_field {
+    ($ty:ty => $spec:ident, $($pattern:pat => $read:expr),+; $value:ident => $written:expr) => {
+        impl Field for $ty {
+            fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
+                match &node.data {
+                    $( $pattern => Some($read), )+
+                    _ => reader.wrong_type(node, &Self::spec()),
+                }
+            }
+            fn write(&self) -> Node {
+                let $value = self;
+                $written
+            }
+            fn spec() -> TypeSpec {
+                TypeSpec::$spec
+            }
         }
-    }
-    fn write(&self) -> Node {
-        Data::Bool(*self).into()
-    }
-    fn spec() -> TypeSpec {
-        TypeSpec::Bool
-    }
+    };
 }
+plain_field!(bool => Bool, Data::Bool(value) => *value; value => Data::Bool(*value).into());
+// A huge integer is rounded, as if it had been written as a float.
+plain_field!(f64 => Float, Data::Float(value) => *value, Data::Int(value) => *value as f64; value => Data::Float(*value).into());
+plain_field!(String => String, Data::String(text) => text.clone(); text => Node::string(text));
+plain_field!(PathBuf => String, Data::String(text) => text.into(); path => Node::string(path.to_string_lossy()));
 
 macro_rules! integer_field {
     ($($ty:ty => $spec:ident),+) => {$(
@@ -55,50 +65,6 @@ macro_rules! integer_field {
     )+};
 }
 integer_field!(usize => Count, u64 => Count, i64 => Integer);
-
-impl Field for f64 {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        match node.data {
-            Data::Float(value) => Some(value),
-            // A huge integer is rounded, as if it had been written as a float.
-            Data::Int(value) => Some(value as f64),
-            _ => reader.wrong_type(node, &Self::spec()),
-        }
-    }
-    fn write(&self) -> Node {
-        Data::Float(*self).into()
-    }
-    fn spec() -> TypeSpec {
-        TypeSpec::Float
-    }
-}
-
-impl Field for String {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        match &node.data {
-            Data::String(text) => Some(text.clone()),
-            _ => reader.wrong_type(node, &Self::spec()),
-        }
-    }
-    fn write(&self) -> Node {
-        Node::string(self)
-    }
-    fn spec() -> TypeSpec {
-        TypeSpec::String
-    }
-}
-
-impl Field for PathBuf {
-    fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        String::read(node, reader).map(Self::from)
-    }
-    fn write(&self) -> Node {
-        Node::string(self.to_string_lossy())
-    }
-    fn spec() -> TypeSpec {
-        TypeSpec::String
-    }
-}
 
 impl<T: Field> Field for Option<T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {

@@ -7,12 +7,11 @@ use super::choice::SourceFormat;
 use super::error::ErrorKind;
 use super::field::Field;
 use super::kinds::{KindRegistry, Kinds};
-use super::limits::Limits;
 use super::node::{Data, Entry, Node};
 use super::reader::Reader;
-use super::section::{Section, assign_entries, section_field};
+use super::section::{Section, section, section_field};
 use super::sections::{GptDatasetConfig, TransformerConfig};
-use super::spec::{Concerns, FieldSpec, TypeSpec};
+use super::spec::FieldSpec;
 
 /// The `[model]` section.
 pub type ModelConfig = Kinded<TransformerConfig>;
@@ -121,22 +120,13 @@ impl<C: KindedConfig> Kinded<C> {
 }
 
 impl<C: KindedConfig> Section for Kinded<C> {
-    fn fields() -> Vec<FieldSpec> {
-        let kind = FieldSpec {
-            name: "kind",
-            doc: C::KIND_DOC,
-            limits: Limits::NONE,
-            rules: Vec::new(),
-            spec: || TypeSpec::String,
-            default: Node::string(C::DEFAULT_KIND),
-            refusal: None,
-            concerns: Concerns::Function,
-        };
-        std::iter::once(kind).chain(C::fields()).collect()
-    }
+    const ALIASES: &'static [(&'static str, &'static str)] = C::ALIASES;
+    const FIRST: Option<&'static str> = Some("kind");
 
-    fn names() -> Vec<&'static str> {
-        std::iter::once("kind").chain(C::names()).collect()
+    fn fields() -> Vec<FieldSpec> {
+        let default = Node::string(C::DEFAULT_KIND);
+        let kind = section!(@row "kind", C::KIND_DOC, (), String::spec, default, None, []);
+        std::iter::once(kind).chain(C::fields()).collect()
     }
 
     fn known_names(&self, kinds: &Kinds) -> Vec<String> {
@@ -147,23 +137,12 @@ impl<C: KindedConfig> Section for Kinded<C> {
         names
     }
 
-    fn canonical(name: &str) -> &str {
-        C::canonical(name)
-    }
-
     fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool {
         if name == "kind" {
             self.assign_kind(node, reader);
             return true;
         }
         self.config.assign(name, node, reader) || self.assign_extra(name, node, reader)
-    }
-
-    fn value(&self, name: &str) -> Option<Node> {
-        if name == "kind" {
-            return Some(Node::string(&self.kind));
-        }
-        self.config.value(name).or_else(|| self.extra.get(name).map(Node::from_toml_value))
     }
 
     fn to_node(&self) -> Node {
@@ -174,19 +153,6 @@ impl<C: KindedConfig> Section for Kinded<C> {
         let extra = self.extra.iter();
         entries.extend(extra.map(|(name, value)| Entry::new(name, Node::from_toml_value(value))));
         Data::Table(entries).into()
-    }
-
-    fn assign_all(&mut self, node: &Node, reader: &mut Reader<'_>) {
-        let Data::Table(entries) = &node.data else {
-            if !matches!(node.data, Data::Unset) {
-                reader.wrong_type::<()>(node, &TypeSpec::Section(Self::fields));
-            }
-            return;
-        };
-        // The kind decides which other names are valid, wherever in the table it is written.
-        let mut entries = entries.clone();
-        entries.sort_by_key(|entry| entry.key != "kind");
-        assign_entries(self, &entries, reader);
     }
 }
 

@@ -79,8 +79,7 @@ impl fmt::Debug for AskModel {
 
 impl Kind {
     /// A kind that supports exactly these settings of the section, even if the section's table
-    /// refuses them, and those of every kind ([`OF_EVERY_KIND`](super::sections::OF_EVERY_KIND) in
-    /// `[model]`).
+    /// refuses them, and those of `[model]` that every kind has.
     pub fn supporting<'a>(settings: impl IntoIterator<Item = &'a str>) -> Self {
         Self { settings: Some(settings.into_iter().map(str::to_owned).collect()), ..Self::default() }
     }
@@ -102,30 +101,20 @@ impl Kind {
 
 /// The settings of datasets of span corruption.
 pub(crate) fn span_corruption() -> [ExtraField; 4] {
-    let field =
-        |name: &str, spec, default, doc: &str| ExtraField { name: name.to_owned(), spec, default, doc: doc.to_owned() };
-    let number = |value: f64| Some(toml::Value::Float(value));
+    let (float, integer) = (TypeSpec::Float, TypeSpec::Integer);
+    let sentinels = "Sentinel ids, counted down from the top of the vocabulary; null takes the tokenizer's <extra_id_0>, <extra_id_1> and so on.";
     [
-        field(
-            "masked_lm_prob",
-            TypeSpec::Float,
-            number(0.15),
-            "Share of a sample's tokens that are masked, in (0, 1).",
-        ),
-        field(
-            "short_seq_prob",
-            TypeSpec::Float,
-            number(0.1),
-            "Share of the samples that are made of fewer tokens, in [0, 1].",
-        ),
-        field("mean_span_length", TypeSpec::Float, number(3.0), "Mean number of tokens of a masked span, at least 1."),
-        field(
-            "num_sentinels",
-            TypeSpec::Integer,
-            None,
-            "Sentinel ids, counted down from the top of the vocabulary; null takes the tokenizer's <extra_id_0>, <extra_id_1> and so on.",
-        ),
+        ("masked_lm_prob", float.clone(), Some(0.15), "Share of a sample's tokens that are masked, in (0, 1)."),
+        ("short_seq_prob", float.clone(), Some(0.1), "Share of the samples that are made of fewer tokens, in [0, 1]."),
+        ("mean_span_length", float, Some(3.0), "Mean number of tokens of a masked span, at least 1."),
+        ("num_sentinels", integer, None, sentinels),
     ]
+    .map(|(name, spec, default, doc)| ExtraField {
+        name: name.to_owned(),
+        spec,
+        default: default.map(toml::Value::Float),
+        doc: doc.to_owned(),
+    })
 }
 
 /// The kinds of one section, by name.

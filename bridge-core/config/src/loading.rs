@@ -15,8 +15,7 @@ use super::unread::Unread;
 /// Every problem of syntax, names and types, and every violated rule that reads none of these
 /// settings.
 pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> Result<RunConfig, ConfigErrors> {
-    let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
-    finish(&raw, errors, world)
+    load_with(path, overrides, kinds, world, &|_| Vec::new())
 }
 
 /// Loads like [`load`], with further checks by the caller for facts that only the program knows,
@@ -32,7 +31,7 @@ pub fn load_with(
     further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
 ) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read_file(path, overrides, kinds);
-    finish_with(&raw, errors, world, further)
+    finish(&raw, errors, world, further)
 }
 
 /// As [`load`], from text.
@@ -47,14 +46,10 @@ pub fn load_text(
     world: &World,
 ) -> Result<RunConfig, ConfigErrors> {
     let (raw, errors) = RawConfig::read(source::parse(text, format, "recipe"), overrides, kinds);
-    finish(&raw, errors, world)
+    finish(&raw, errors, world, &|_| Vec::new())
 }
 
-fn finish(raw: &RawConfig, errors: ConfigErrors, world: &World) -> Result<RunConfig, ConfigErrors> {
-    finish_with(raw, errors, world, &|_| Vec::new())
-}
-
-fn finish_with(
+fn finish(
     raw: &RawConfig,
     mut errors: ConfigErrors,
     world: &World,

@@ -143,6 +143,28 @@ impl Node {
         matches!(self.data, Data::Null | Data::Unset)
     }
 
+    /// True if the value is null, or a list or table without content.
+    pub(crate) fn is_empty(&self) -> bool {
+        match &self.data {
+            Data::List(items) => items.is_empty(),
+            Data::Table(entries) => entries.is_empty(),
+            _ => self.is_null(),
+        }
+    }
+
+    /// True if the value is empty, false or 0.
+    pub(crate) fn asks_for_nothing(&self) -> bool {
+        self.is_empty() || self.data == Data::Bool(false) || self.number() == Some(0.0)
+    }
+
+    /// The text of a string.
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.data {
+            Data::String(text) => Some(text),
+            _ => None,
+        }
+    }
+
     /// A whole or floating-point number.
     pub(crate) fn number(&self) -> Option<f64> {
         match self.data {
@@ -164,6 +186,14 @@ impl Node {
     pub fn get(&self, key: &str) -> Option<&Node> {
         let entry = self.entries()?.iter().find(|entry| entry.key == key)?;
         Some(&entry.node)
+    }
+
+    /// The value under `key`, without the rest of the table.
+    pub(crate) fn take(self, key: &str) -> Option<Self> {
+        match self.data {
+            Data::Table(entries) => entries.into_iter().find(|entry| entry.key == key).map(|entry| entry.node),
+            _ => None,
+        }
     }
 
     /// The value under a dotted path.

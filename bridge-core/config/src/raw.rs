@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::advice::advise;
+use super::catalogue::row;
 use super::error::ConfigErrors;
 use super::kinds::Kinds;
 use super::node::{Location, Node};
@@ -25,11 +26,12 @@ use super::{overrides, upstream};
 #[derive(Debug, Clone, Default)]
 pub struct RawConfig {
     recipe: RecipeConfig,
-    origins: Origins,
+    /// Place of each explicit setting.
+    pub(super) origins: Origins,
     kinds: Kinds,
-    remarks: Vec<String>,
+    pub(super) remarks: Vec<String>,
     /// True if the recipe has taken its settings from a checkpoint.
-    has_taken: bool,
+    pub(super) has_taken: bool,
 }
 
 /// Two raw configurations are equal if their settings are; where these were written does not
@@ -144,41 +146,13 @@ impl RawConfig {
         if self.origins.contains_key(key) {
             return true;
         }
-        let absent = RecipeConfig::default().to_node();
-        let present = RecipeConfig::with_every_section().to_node();
-        let default = absent.get_path(key).or_else(|| present.get_path(key));
-        let recipe = self.recipe.to_node();
-        recipe.get_path(key).is_some_and(|value| Some(value) != default)
+        let default = row(key).map(|row| &row.field.default);
+        self.recipe.to_node().get_path(key).is_some_and(|value| Some(value) != default)
     }
 
     /// Place of a setting, or of the closest table around it.
     pub fn location(&self, key: &str) -> Option<Location> {
         locate(&self.origins, key)
-    }
-
-    /// Marks a setting as given at a place that is not the recipe.
-    pub(super) fn give(&mut self, key: String, location: Location) {
-        self.origins.insert(key, Some(location));
-    }
-
-    /// Adds a remark about how the recipe was read.
-    pub(super) fn remark(&mut self, remark: String) {
-        self.remarks.push(remark);
-    }
-
-    /// True if the recipe has taken its settings from a checkpoint.
-    pub(super) fn has_taken(&self) -> bool {
-        self.has_taken
-    }
-
-    /// It has what it takes from a checkpoint.
-    pub(super) fn set_taken(&mut self) {
-        self.has_taken = true;
-    }
-
-    /// Place of each explicit setting.
-    pub(super) fn origins(&self) -> &Origins {
-        &self.origins
     }
 
     /// Remarks about how the recipe was read.

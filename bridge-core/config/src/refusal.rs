@@ -23,8 +23,6 @@ pub struct Refusal {
     pub upstream: &'static [&'static str],
     /// True if every value only asks for speed or memory, never for another result.
     is_execution_only: bool,
-    /// True if a plan supports values that no run of this release supports.
-    pub(super) is_planned: bool,
 }
 
 /// The cause of a refusal.
@@ -44,7 +42,6 @@ pub const fn not_built(reason: &'static str) -> Refusal {
         same_as: None,
         upstream: &[],
         is_execution_only: false,
-        is_planned: false,
     }
 }
 
@@ -83,12 +80,6 @@ impl Refusal {
     #[must_use]
     pub const fn execution_only(self) -> Self {
         Self { is_execution_only: true, ..self }
-    }
-
-    /// Lets a plan accept it.
-    #[must_use]
-    pub const fn planned(self) -> Self {
-        Self { is_planned: true, ..self }
     }
 
     /// True if the setting controls something that Bridge does not have.

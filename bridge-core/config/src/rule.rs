@@ -9,15 +9,16 @@
 
 use std::fmt;
 
-use super::node::{Data, Node};
+use super::node::Node;
 use super::overrides::value_of;
 
 /// A rule of one setting; made by `needs`, `excludes`, `idle_unless` and `given_with`. A value that
 /// is the default, null or empty breaks none of the first three.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Rule {
     kind: RuleKind,
-    text: &'static str,
+    conditions: Vec<Condition>,
+    reason: &'static str,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,53 +30,42 @@ enum RuleKind {
 }
 
 /// Refuses the setting unless one of the conditions holds.
-pub(super) const fn needs(text: &'static str) -> Rule {
-    Rule { kind: RuleKind::Needs, text }
+pub(super) fn needs(text: &'static str) -> Rule {
+    Rule::parse(RuleKind::Needs, text)
 }
 
 /// Refuses the setting if one of the conditions holds.
-pub(super) const fn excludes(text: &'static str) -> Rule {
-    Rule { kind: RuleKind::Excludes, text }
+pub(super) fn excludes(text: &'static str) -> Rule {
+    Rule::parse(RuleKind::Excludes, text)
 }
 
 /// Warns that the setting has no effect unless one of the conditions holds.
-pub(super) const fn idle_unless(text: &'static str) -> Rule {
-    Rule { kind: RuleKind::IdleUnless, text }
+pub(super) fn idle_unless(text: &'static str) -> Rule {
+    Rule::parse(RuleKind::IdleUnless, text)
 }
 
 /// Reports that the setting is missing if one of the conditions holds.
-pub(super) const fn given_with(text: &'static str) -> Rule {
-    Rule { kind: RuleKind::GivenWith, text }
+pub(super) fn given_with(text: &'static str) -> Rule {
+    Rule::parse(RuleKind::GivenWith, text)
 }
 
 impl Rule {
-    /// The rule with its text parsed.
-    pub fn parsed(self) -> ParsedRule {
-        let (conditions, reason) = self.text.split_once(": ").unwrap_or((self.text, ""));
+    fn parse(kind: RuleKind, text: &'static str) -> Self {
+        let (conditions, reason) = text.split_once(": ").unwrap_or((text, ""));
         let mut key = "";
         let conditions = conditions.split(" | ").map(|text| {
             let condition = Condition::parse(text, key);
             key = condition.key;
             condition
         });
-        ParsedRule { kind: self.kind, conditions: conditions.collect(), reason }
+        Self { kind, conditions: conditions.collect(), reason }
     }
-}
 
-/// A rule whose text has been parsed.
-#[derive(Debug)]
-pub(super) struct ParsedRule {
-    kind: RuleKind,
-    conditions: Vec<Condition>,
-    reason: &'static str,
-}
-
-impl ParsedRule {
     /// True if a setting keeps the rule in a recipe of these values; `given` is its value, unless
     /// that is the default.
     pub fn is_kept(&self, recipe: &Node, given: Option<&Node>) -> bool {
         let holds = || self.conditions.iter().any(|condition| condition.holds(recipe));
-        let is_used = given.is_some_and(|value| !is_empty(value));
+        let is_used = given.is_some_and(|value| !value.is_empty());
         match self.kind {
             RuleKind::Needs | RuleKind::IdleUnless => !is_used || holds(),
             RuleKind::Excludes => !is_used || !holds(),
@@ -152,13 +142,13 @@ impl ParsedRule {
 }
 
 /// A condition on one setting.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Condition {
     key: &'static str,
     comparison: Comparison,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Comparison {
     IsOn,
     Is(Node),
@@ -196,9 +186,7 @@ impl Condition {
         let absent = Node::null();
         let value = recipe.get_path(self.key).unwrap_or(&absent);
         match &self.comparison {
-            Comparison::IsOn => {
-                !matches!(value.data, Data::Bool(false)) && value.number() != Some(0.0) && !is_empty(value)
-            }
+            Comparison::IsOn => !value.asks_for_nothing(),
             Comparison::Is(other) => value == other,
             Comparison::IsNot(other) => value != other,
             Comparison::IsAbove(bound) => value.number().is_some_and(|number| number > *bound),
@@ -217,14 +205,5 @@ impl fmt::Display for Condition {
             Comparison::IsNot(value) => write!(f, "{key} != {}", value.to_inline()),
             Comparison::IsAbove(bound) => write!(f, "{key} above {bound}"),
         }
-    }
-}
-
-/// True if a value is null, or a list or table without content.
-fn is_empty(value: &Node) -> bool {
-    match &value.data {
-        Data::List(items) => items.is_empty(),
-        Data::Table(entries) => entries.is_empty(),
-        _ => value.is_null(),
     }
 }

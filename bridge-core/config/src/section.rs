@@ -5,17 +5,25 @@ use std::collections::BTreeSet;
 
 use super::error::ConfigErrors;
 use super::kinds::Kinds;
-use super::node::{Data, Entry, Node};
+use super::node::{Data, Node};
 use super::reader::Reader;
 use super::spec::{FieldSpec, TypeSpec};
 
 /// A struct whose fields are settings.
 pub trait Section: Default + Clone + PartialEq {
+    /// Other names of fields, each with the name of its field.
+    const ALIASES: &'static [(&'static str, &'static str)];
+    /// The field that is read before the others, because it decides which others are valid.
+    const FIRST: Option<&'static str> = None;
+
     /// The field table, in declaration order.
     fn fields() -> Vec<FieldSpec>;
 
     /// The names a user may write, aliases included.
-    fn names() -> Vec<&'static str>;
+    fn names() -> Vec<&'static str> {
+        let aliases = Self::ALIASES.iter().map(|(alias, _)| *alias);
+        Self::fields().into_iter().map(|field| field.name).chain(aliases).collect()
+    }
 
     /// The names a user may write in this particular section, for the nearest one to a wrong name.
     fn known_names(&self, _kinds: &Kinds) -> Vec<String> {
@@ -24,14 +32,16 @@ pub trait Section: Default + Clone + PartialEq {
 
     /// The field that `name` means, for alternative spellings.
     fn canonical(name: &str) -> &str {
-        name
+        Self::ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |(_, field)| field)
     }
 
     /// Reads one field; false if there is no field of this name.
     fn assign(&mut self, name: &str, node: &Node, reader: &mut Reader<'_>) -> bool;
 
     /// The value of one field.
-    fn value(&self, name: &str) -> Option<Node>;
+    fn value(&self, name: &str) -> Option<Node> {
+        self.to_node().take(name)
+    }
 
     /// All fields as a table, in declaration order.
     fn to_node(&self) -> Node;
@@ -44,23 +54,20 @@ pub trait Section: Default + Clone + PartialEq {
             }
             return;
         };
-        assign_entries(self, entries, reader);
-    }
-}
-
-/// The loop of [`Section::assign_all`].
-pub(crate) fn assign_entries<S: Section>(section: &mut S, entries: &[Entry], reader: &mut Reader<'_>) {
-    let mut seen = BTreeSet::new();
-    for entry in entries {
-        let name = S::canonical(&entry.key);
-        if !seen.insert(name) {
-            reader.repeated(entry);
-            continue;
-        }
-        let is_known = reader.field(entry, name, |reader| section.assign(name, &entry.node, reader));
-        if !is_known {
-            let names = section.known_names(reader.kinds);
-            reader.unknown(entry, names.iter().map(String::as_str));
+        let mut entries: Vec<_> = entries.iter().collect();
+        entries.sort_by_key(|entry| Some(entry.key.as_str()) != Self::FIRST);
+        let mut seen = BTreeSet::new();
+        for entry in entries {
+            let name = Self::canonical(&entry.key);
+            if !seen.insert(name) {
+                reader.repeated(entry);
+                continue;
+            }
+            let is_known = reader.field(entry, name, |reader| self.assign(name, &entry.node, reader));
+            if !is_known {
+                let names = self.known_names(reader.kinds);
+                reader.unknown(entry, names.iter().map(String::as_str));
+            }
         }
     }
 }
@@ -81,7 +88,7 @@ macro_rules! section {
             $(
                 $(#[doc = $doc:literal])+ $(@ $mark:ident)? $field:ident : $ty:ty = $default:expr $(, $attribute:expr)* $(=> $refusal:expr)? ;
                 $( refused $(@ $refused_mark:ident)? $refused:ident = $refused_default:expr, $refused_doc:literal $(, $refused_attribute:expr)* => $reason:expr ; )*
-            )+
+            )*
             $( alias $alias:literal = $target:ident ; )*
         }
     ) => {
@@ -89,18 +96,21 @@ macro_rules! section {
         #[derive(Debug, Clone, PartialEq)]
         #[allow(non_snake_case, reason = "a few of upstream's names are not snake case")]
         $vis struct $Name {
-            $( $(#[doc = $doc])+ pub $field: $ty, )+
+            $( $(#[doc = $doc])+ pub $field: $ty, )*
             /// Values of settings that are refused unless they have no effect.
             pub refused: $crate::refused_values::RefusedValues,
         }
 
         impl Default for $Name {
             fn default() -> Self {
-                Self { $( $field: $default, )+ refused: Default::default() }
+                Self { $( $field: $default, )* refused: Default::default() }
             }
         }
 
+        #[allow(unreachable_code, unused_variables, reason = "a section may have no rows")]
         impl $crate::section::Section for $Name {
+            const ALIASES: &'static [(&'static str, &'static str)] = &[ $( ($alias, stringify!($target)), )* ];
+
             fn fields() -> Vec<$crate::spec::FieldSpec> {
                 let defaults = Self::default();
                 vec![ $(
@@ -115,18 +125,7 @@ macro_rules! section {
                         $crate::refused_values::RefusedDefault::write(&$refused_default),
                         Some($reason), [$($refused_attribute),*]
                     ), )*
-                )+ ]
-            }
-
-            fn names() -> Vec<&'static str> {
-                vec![ $( stringify!($field), $( stringify!($refused), )* )+ $( $alias, )* ]
-            }
-
-            fn canonical(name: &str) -> &str {
-                match name {
-                    $( $alias => stringify!($target), )*
-                    _ => name,
-                }
+                )* ]
             }
 
             fn assign(
@@ -145,20 +144,10 @@ macro_rules! section {
                         $( stringify!($refused) => {
                             self.refused.read(stringify!($refused), &$refused_default, node, reader);
                         } )*
-                    )+
+                    )*
                     _ => return false,
                 }
                 true
-            }
-
-            fn value(&self, name: &str) -> Option<$crate::node::Node> {
-                match name {
-                    $(
-                        stringify!($field) => Some($crate::field::Field::write(&self.$field)),
-                        $( stringify!($refused) => Some(self.refused.write(name, &$refused_default)), )*
-                    )+
-                    _ => None,
-                }
             }
 
             fn to_node(&self) -> $crate::node::Node {
@@ -168,7 +157,7 @@ macro_rules! section {
                         stringify!($refused),
                         self.refused.write(stringify!($refused), &$refused_default),
                     ), )*
-                )+ ]).into()
+                )* ]).into()
             }
         }
 

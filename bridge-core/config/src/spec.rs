@@ -160,6 +160,16 @@ pub(super) fn is_null_word(node: &Node) -> bool {
 }
 
 impl Refusal {
+    /// Status of the setting: `partly` (some values are implemented), `refused`, or `inert` (no value
+    /// has an effect).
+    pub(super) fn status(&self, field: &FieldSpec) -> &'static str {
+        match (self.is_whole(), self.is_inert(field)) {
+            (false, _) => "partly",
+            (true, false) => "refused",
+            (true, true) => "inert",
+        }
+    }
+
     /// True if the setting has no effect and all values of its type are accepted.
     pub fn is_inert(&self, field: &FieldSpec) -> bool {
         let has = |node: &Node| self.accepted(&field.default).contains(node);

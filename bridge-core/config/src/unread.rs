@@ -7,11 +7,10 @@
 
 use std::collections::BTreeSet;
 
+use super::catalogue::row;
 use super::error::{ConfigError, ErrorKind};
 use super::finalize::COPIES;
 use super::raw::RawConfig;
-use super::section::Section;
-use super::sections::RecipeConfig;
 
 /// The name of the data-parallel size in messages.
 const DATA_PARALLEL_SIZE: &str = "data-parallel size";
@@ -59,7 +58,6 @@ pub(super) struct Unread {
 impl Unread {
     /// The settings that are unknown because of problems in reading `raw`.
     pub(super) fn new<'e>(errors: impl IntoIterator<Item = &'e ConfigError>, raw: &RawConfig) -> Self {
-        let root = RecipeConfig::with_every_section().to_node();
         let mut keys = BTreeSet::new();
         for error in errors {
             // A misspelt name is not a setting, and leaves the intended one unknown.
@@ -69,7 +67,7 @@ impl Unread {
             }
             // Inside a list the item is named; what is unknown is the setting.
             let mut key = error.key.as_str();
-            while root.get_path(key).is_none() && key.matches('.').count() > 1 {
+            while row(key).is_none() && key.matches('.').count() > 1 {
                 key = key.rsplit_once('.').map_or(key, |(setting, _)| setting);
             }
             keys.insert(key.to_owned());

@@ -29,6 +29,9 @@ const LIKE: (f64, f64) = (0.6, 0.3);
 /// No more settings of an unknown table are looked at.
 const MOST_LEAVES: usize = 100;
 
+/// Values of a recipe without any.
+static NOTHING: Node = Node { data: Data::Null, location: None };
+
 /// Completes problems with what to write instead, for a recipe whose values are `root`.
 pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> ConfigErrors {
     if !errors.iter().any(|error| error.written.is_some()) {
@@ -62,23 +65,17 @@ pub fn advice_for(name: &str, kinds: &Kinds) -> Option<String> {
 
 /// The same as a sentence with the settings that are meant.
 pub(super) fn meant_by(name: &str, kinds: &Kinds) -> Option<(String, Vec<String>)> {
-    let nothing = Node::null();
-    let advisor = Advisor::new(kinds, &nothing);
-    advisor.find(name, None, None).map(|advice| (advice.text, advice.meant))
+    Advisor::new(kinds, &NOTHING).find(name, None, None).map(|advice| (advice.text, advice.meant))
 }
 
 /// Replacement for a value that its setting does not know.
 pub(super) fn advice_on_value(key: &str, value: &str, kinds: &Kinds) -> Option<String> {
-    let nothing = Node::null();
-    let advisor = Advisor::new(kinds, &nothing);
-    ALIASES.value(key, value).map(|row| advisor.offer(row, None).text)
+    ALIASES.value(key, value).map(|row| Advisor::new(kinds, &NOTHING).offer(row, None).text)
 }
 
 /// Replacement for a number outside the range of its setting, if its meaning has another name here.
 pub(super) fn advice_on_number(key: &str, value: &Node, kinds: &Kinds) -> Option<String> {
-    let nothing = Node::null();
-    let advisor = Advisor::new(kinds, &nothing);
-    advisor.on_number(key, value)
+    Advisor::new(kinds, &NOTHING).on_number(key, value)
 }
 
 /// The advice on one name or value.
@@ -132,7 +129,7 @@ impl Advisor<'_> {
     }
 
     fn is_section(&self, key: &str) -> bool {
-        self.setting(key).is_some_and(Setting::is_section)
+        self.setting(key).is_some_and(|setting| setting.is_section)
     }
 
     /// Why a target cannot be used: its setting, or the kind of data that it chooses.

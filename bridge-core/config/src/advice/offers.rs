@@ -137,7 +137,7 @@ impl Advisor<'_> {
 
     /// Value in the unit of the setting.
     pub(super) fn meaning(&self, key: &str, written: &Node, train_iters: Option<i128>) -> Option<units::Meaning> {
-        let setting = self.setting(key).filter(|setting| !setting.is_section())?;
+        let setting = self.setting(key).filter(|setting| !setting.is_section)?;
         let takes = |data: Data| (setting.field.spec)().accepts(&Node::from(data));
         units::meaning(setting.name(), takes(Data::Int(1)) && !takes(Data::Float(0.5)), written, train_iters)
     }

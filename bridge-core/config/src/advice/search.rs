@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
 use super::super::catalogue::Setting;
-use super::super::node::{Data, Node};
+use super::super::node::Node;
 use super::aliases::{ALIASES, Row};
 use super::{Advice, Advisor, NameForms, TYPING_ERROR, entries_of, names, readings};
 
@@ -88,7 +88,7 @@ impl Advisor<'_> {
         let table = parts.iter().rev().nth(1).map_or("", |table| readings::trunk(table));
         let section = ALIASES.tables.get(table).map_or(table, String::as_str);
         let only = |least: usize, is_near: &dyn Fn(&Setting) -> bool| {
-            let named = self.named_settings().filter(|(setting, _)| !setting.is_section() && is_near(setting));
+            let named = self.named_settings().filter(|(setting, _)| !setting.is_section && is_near(setting));
             let mut found = named.filter(|(_, forms)| wanted.iter().all(|word| forms.words.contains(word)));
             let (first, _) = found.next().filter(|_| wanted.len() >= least)?;
             found.next().is_none().then_some(first)
@@ -103,10 +103,8 @@ impl Advisor<'_> {
         for _ in 0..2 {
             table = table.rsplit_once('.')?.0;
             let beside = self.root.get_path(table).and_then(entries_of).unwrap_or_default();
-            let text_of = |word: &&str| match &beside.iter().find(|entry| entry.key == **word)?.node.data {
-                Data::String(text) => names::normal(text).pop(),
-                _ => None,
-            };
+            let text_of =
+                |word: &&str| names::normal(beside.iter().find(|entry| entry.key == **word)?.node.text()?).pop();
             let row = TYPES.iter().find_map(text_of).and_then(|kind| ALIASES.name(&format!("{kind}.{name}")));
             if row.is_some() {
                 return row.cloned();
@@ -167,10 +165,8 @@ impl Advisor<'_> {
             return None;
         };
         let section = ALIASES.tables.get(readings::trunk(table))?;
-        let own: Vec<_> = self
-            .named_settings()
-            .filter(|(setting, _)| setting.section() == section && !setting.is_section())
-            .collect();
+        let own: Vec<_> =
+            self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section).collect();
         let short = names::collapsed(name);
         let same = own.iter().find(|(_, forms)| forms.collapsed == short);
         let wanted = names::words(name, &ALIASES.words);
@@ -186,8 +182,7 @@ impl Advisor<'_> {
     /// that only switches something on, its switch.
     fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
         let (section, _) = path.rsplit_once('.')?;
-        let mut own =
-            self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section());
+        let mut own = self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section);
         let short = names::collapsed(name);
         let is_switch = names::words(name, &ALIASES.words).is_empty();
         let found = own.find(|(_, forms)| forms.collapsed == short || is_switch && forms.collapsed == "enabled");
@@ -197,7 +192,7 @@ impl Advisor<'_> {
     /// Best of the settings that fit: one of the section that the path names, else one that can be
     /// used, else the first.
     fn best(&self, parts: &[String], fits: &dyn Fn(&NameForms) -> bool) -> Option<&Setting> {
-        let fitting = self.named_settings().filter(|(setting, forms)| !setting.is_section() && fits(forms));
+        let fitting = self.named_settings().filter(|(setting, forms)| !setting.is_section && fits(forms));
         let all: Vec<_> = fitting.map(|(setting, _)| setting).collect();
         let is_named = |setting: &&&Setting| parts.iter().any(|part| part == setting.section());
         let is_usable = |setting: &&&Setting| setting.refused.is_none();
@@ -209,7 +204,7 @@ impl Advisor<'_> {
     /// alike one of the section that the path names.
     fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
         let aliases = WORDS_OF_ALIASES.iter().map(|(name, words, row)| ((*name, Some(*row), None), words));
-        let settings = self.named_settings().filter(|(setting, _)| !setting.is_section());
+        let settings = self.named_settings().filter(|(setting, _)| !setting.is_section);
         let settings = settings.map(|(setting, forms)| ((setting.name(), None, Some(setting)), &forms.words));
         let wanted = names::words(name, &ALIASES.words);
         let length = name.chars().count();

@@ -13,28 +13,18 @@ const OFF: [&str; 7] = ["", "none", "no", "false", "off", "disabled", "null"];
 
 /// True if a value says that a feature is off.
 pub(super) fn is_off(value: &Node) -> bool {
-    match &value.data {
-        Data::Unset | Data::Null | Data::Bool(false) => true,
-        Data::String(text) => OFF.contains(&text.trim().to_lowercase().as_str()),
-        Data::List(items) => items.is_empty(),
-        Data::Table(entries) => entries.is_empty(),
-        Data::Bool(true) | Data::Int(_) | Data::Float(_) => false,
-    }
+    let says_so = |text: &str| OFF.contains(&text.trim().to_lowercase().as_str());
+    value.is_empty() || value.data == Data::Bool(false) || value.text().is_some_and(says_so)
 }
 
 /// True if a default says that nothing is done.
 pub(super) fn is_nothing(default: &Node) -> bool {
-    match &default.data {
-        Data::Int(number) => *number == 0,
-        Data::Float(number) => *number == 0.0,
-        Data::String(text) => text == "no_shard" || is_off(default),
-        _ => is_off(default),
-    }
+    default.asks_for_nothing() || default.text() == Some("no_shard") || is_off(default)
 }
 
 /// True if a value is one of the names of its setting, as the setting writes it.
 pub(super) fn is_name(node: &Node, spec: &TypeSpec) -> bool {
-    matches!(&node.data, Data::String(text) if name_of(node, spec) == Some(text.as_str()))
+    node.text().is_some() && name_of(node, spec) == node.text()
 }
 
 /// The name of its setting that a value is, whatever its case.

@@ -14,7 +14,7 @@ impl Advisor<'_> {
     /// Problem of a value that its setting cannot have, or, for a table, the problems of its
     /// entries.
     pub(super) fn wrong(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
-        let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section());
+        let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section);
         let leaves = written.entries().filter(|_| is_value).map(|entries| leaves(&error.key, entries));
         let found = leaves.iter().flatten().filter_map(|leaf| {
             let advice = self.find(&leaf.key, None, Some(leaf.node))?;
@@ -43,7 +43,7 @@ impl Advisor<'_> {
         }
         let text = written.to_inline();
         let text = text.trim_matches(['"', '\'']);
-        if let Some(section) = ALIASES.sections.get(key).filter(|_| setting.is_section()) {
+        if let Some(section) = ALIASES.sections.get(key).filter(|_| setting.is_section) {
             let row = ALIASES.value(section, text);
             let advice =
                 row.map_or_else(|| self.offer(&Row::of_setting(section), Some(written)), |row| self.offer(row, None));

@@ -1,6 +1,7 @@
 //! The working copy that the stages of `finalize` fill in, and how they report problems.
 
 use super::super::advice::advice_on_value;
+use super::super::catalogue::{Row, row};
 use super::super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::super::kinded::{Kinded, KindedConfig};
 use super::super::kinds::Kind;
@@ -9,7 +10,7 @@ use super::super::raw::RawConfig;
 use super::super::reader::Reader;
 use super::super::run_config::{Resolved, RunConfig, World};
 use super::super::section::Section;
-use super::super::sections::{OF_EVERY_KIND, Precision, RecipeConfig};
+use super::super::sections::{Precision, RecipeConfig};
 use super::presets::COPIES;
 
 /// Purpose of resolving a configuration.
@@ -17,8 +18,7 @@ use super::presets::COPIES;
 pub(super) enum Purpose {
     /// Training.
     Train,
-    /// [`crate::plan`]: data and tokenizer may be missing, and settings that only the plan supports
-    /// are accepted.
+    /// `bridge plan`: data and tokenizer may be missing.
     Plan,
 }
 
@@ -38,8 +38,6 @@ pub(super) struct Draft<'r> {
     pub warnings: Vec<String>,
     /// Settings that have no effect, so far.
     pub idle: ConfigErrors,
-    /// All defaults, to detect what the user changed.
-    pub defaults: Node,
 }
 
 impl<'r> Draft<'r> {
@@ -52,7 +50,6 @@ impl<'r> Draft<'r> {
             errors: ConfigErrors::default(),
             warnings: raw.remarks().to_vec(),
             idle: ConfigErrors::default(),
-            defaults: RecipeConfig::default().to_node(),
         }
     }
 
@@ -64,8 +61,7 @@ impl<'r> Draft<'r> {
 
     fn problem(&self, kind: ErrorKind, key: &str, message: impl Into<String>) -> ConfigError {
         let error = ConfigError::new(kind, key, message).with_location(self.raw.location(key));
-        let root = self.recipe.to_node();
-        match root.get_path(key).filter(|node| !node.is_null()) {
+        match self.value(key).filter(|node| !node.is_null()) {
             Some(node) => error.with_found(node.to_inline()),
             None => error,
         }
@@ -169,17 +165,7 @@ impl<'r> Draft<'r> {
 
     /// The current value of `key`: of a setting (`section.name`), or of what has no section.
     pub fn value(&self, key: &str) -> Option<Node> {
-        let Some((section, name)) = key.split_once('.') else {
-            return self.recipe.value(key);
-        };
-        match section {
-            "model" => self.recipe.model.value(name),
-            "ddp" => self.recipe.ddp.value(name),
-            "optimizer" => self.recipe.optimizer.value(name),
-            "train" => self.recipe.train.value(name),
-            "validation" => self.recipe.validation.value(name),
-            _ => self.recipe.value(section)?.get_path(name).cloned(),
-        }
+        self.recipe.to_node().get_path(key).cloned()
     }
 
     /// Sets `key` in one of the sections that presets and old names write to.
@@ -206,7 +192,7 @@ impl<'r> Draft<'r> {
 
     /// True if a setting now differs from its default, whatever changed it.
     pub fn recipe_differs(&self, key: &str) -> bool {
-        self.value(key).as_ref() != self.defaults.get_path(key)
+        self.value(key).as_ref() != row(key).map(|row| &row.field.default)
     }
 
     /// The kind of model, if that name is registered.
@@ -222,7 +208,8 @@ impl<'r> Draft<'r> {
     /// True if the kind of model supports a setting of `[model]`.
     pub fn supports(&self, setting: &str) -> bool {
         let listed = self.model_kind().and_then(|kind| kind.settings.as_ref());
-        OF_EVERY_KIND.contains(&setting) || listed.is_none_or(|listed| listed.iter().any(|name| name == setting))
+        let is_listed = listed.is_none_or(|listed| listed.iter().any(|name| name == setting));
+        is_listed || row(&format!("model.{setting}")).is_some_and(Row::is_of_every_kind)
     }
 
     /// The extra settings of a kind, with the registered defaults for those not given.
@@ -262,6 +249,6 @@ impl<'r> Draft<'r> {
             !(self.purpose == Purpose::Plan && is_missing)
         });
         errors.collect::<ConfigErrors>().into_result(())?;
-        Ok(RunConfig::new(resolve(self.recipe), self.warnings, self.idle, self.raw.origins().clone()))
+        Ok(RunConfig::new(resolve(self.recipe), self.warnings, self.idle, self.raw.origins.clone()))
     }
 }

@@ -19,10 +19,9 @@ mod optimizer;
 mod parallel;
 mod pipeline;
 mod presets;
-mod ranges;
-pub(super) mod refused;
+mod refused;
 mod resiliency;
-pub(super) mod rules;
+mod rules;
 mod scheduler;
 mod tensor_inspect;
 mod tokenizer;
@@ -43,7 +42,7 @@ use draft::{Draft, Purpose};
 fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, ConfigErrors> {
     let mut draft = Draft::new(raw, &resiliency::active(raw, world), purpose);
     // 0. Every setting by itself: its range, and whether this release implements it.
-    ranges::check(&mut draft, "");
+    rules::check_ranges(&mut draft, "");
     refused::check(&mut draft, "");
     // 1. Presets and old names become ordinary settings, whose rows have rules.
     presets::resolve(&mut draft);
@@ -108,9 +107,7 @@ impl RawConfig {
         run(&self.with_checkpoint_args()?, world, Purpose::Train)
     }
 
-    /// As [`finalize`](Self::finalize), for `bridge plan` only: data and tokenizer may be
-    /// missing, and a few settings that no run of this release supports are accepted (those whose
-    /// refusal is `planned`).
+    /// As [`finalize`](Self::finalize), for `bridge plan` only: data and tokenizer may be missing.
     ///
     /// # Errors
     /// Every other violated rule.
@@ -129,7 +126,7 @@ impl TransformerConfig {
             RecipeConfig { model: Kinded { config: self.clone(), ..Kinded::default() }, ..RecipeConfig::default() };
         let raw = RawConfig::from(recipe);
         let mut draft = Draft::new(&raw, &World::SINGLE, Purpose::Train);
-        ranges::check(&mut draft, "model.");
+        rules::check_ranges(&mut draft, "model.");
         refused::check(&mut draft, "model.");
         rules::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);

@@ -1,14 +1,14 @@
 //! Rules of the mixture-of-experts settings.
 
+use super::super::catalogue::{ROWS, Row};
 use super::super::choice::{LoadBalancing, RouterScoreFunction};
 use super::super::error::ErrorKind;
 use super::super::field::OneOrMany;
-use super::super::section::Section;
 use super::super::sections::TransformerConfig;
 use super::Draft;
 
 /// Prefixes of settings that have a meaning only with experts.
-const OF_EXPERTS: [&str; 3] = ["moe_", "expert_", "freeze_moe_"];
+const OF_EXPERTS: [&str; 3] = ["model.moe_", "model.expert_", "model.freeze_moe_"];
 
 /// Checks the settings of experts; returns for each layer whether it has them.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
@@ -29,11 +29,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> Vec<bool> {
 
 /// Reports every setting about experts in a model without them.
 fn need_experts(draft: &mut Draft<'_>) {
-    let fields = TransformerConfig::fields().into_iter().map(|field| field.name);
-    for name in fields.filter(|name| OF_EXPERTS.iter().any(|prefix| name.starts_with(prefix))) {
-        let key = format!("model.{name}");
-        let is_set = draft.recipe_differs(&key) && !draft.is_refused(&key);
-        draft.require(!is_set, &key, "needs model.num_moe_experts");
+    let is_of_experts = |row: &&Row| OF_EXPERTS.iter().any(|prefix| row.key.starts_with(prefix));
+    for Row { key, .. } in ROWS.iter().filter(is_of_experts) {
+        let is_set = draft.recipe_differs(key) && !draft.is_refused(key);
+        draft.require(!is_set, key, "needs model.num_moe_experts");
     }
 }
 

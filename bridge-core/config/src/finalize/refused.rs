@@ -1,50 +1,24 @@
 //! Stage 0: every refusal of the sections' tables, and the settings that a recipe gives refused
 //! values.
 
+use super::super::catalogue::{ROWS, Row};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::Node;
 use super::super::refusal::Refusal;
 use super::super::section::Section;
-use super::super::sections::{RecipeConfig, TransformerConfig};
-use super::super::spec::FieldSpec;
-use super::draft::{Draft, Purpose};
+use super::super::sections::TransformerConfig;
+use super::Draft;
 
 impl TransformerConfig {
     /// The key of the first setting that asks for something not implemented, and the message about
     /// it.
     pub fn not_built(&self) -> Option<(String, String)> {
+        let values = self.to_node();
         Self::fields().into_iter().find_map(|field| {
             let refusal = field.refusal.filter(|refusal| !refusal.is_without_counterpart())?;
-            let is_accepted = refusal.accepted(&field.default).contains(&self.value(field.name)?);
+            let is_accepted = refusal.accepted(&field.default).contains(values.get(field.name)?);
             (!is_accepted).then(|| (format!("model.{}", field.name), refusal.message()))
         })
-    }
-}
-
-/// One row of the tables with a refusal.
-#[derive(Debug, Clone)]
-pub(in super::super) struct Refused {
-    pub key: String,
-    pub refusal: Refusal,
-    pub default: Node,
-}
-
-/// Every refusal, with the setting's dotted key. A section that is refused as a whole has one
-/// entry.
-pub(in super::super) fn table() -> Vec<Refused> {
-    let mut rows = Vec::new();
-    walk(&RecipeConfig::fields(), "", &mut rows);
-    rows
-}
-
-fn walk(fields: &[FieldSpec], path: &str, rows: &mut Vec<Refused>) {
-    for field in fields {
-        let key = if path.is_empty() { field.name.to_owned() } else { format!("{path}.{}", field.name) };
-        match (field.refusal, (field.spec)().section_fields()) {
-            (Some(refusal), _) => rows.push(Refused { key, refusal, default: field.default.clone() }),
-            (None, Some(inner)) => walk(&inner, &key, rows),
-            (None, None) => {}
-        }
     }
 }
 
@@ -56,17 +30,13 @@ pub(super) fn check(draft: &mut Draft<'_>, prefix: &str) {
     if kind_lists {
         check_kind(draft, &values);
     }
-    for Refused { key, refusal, default } in table() {
-        let is_checked = key.starts_with(prefix) && !(kind_lists && key.starts_with("model."));
-        let Some(value) = values.get_path(&key).filter(|_| is_checked) else {
-            continue;
-        };
-        let is_planned = refusal.is_planned && draft.purpose == Purpose::Plan;
+    let is_checked = |row: &&Row| row.key.starts_with(prefix) && !(kind_lists && row.key.starts_with("model."));
+    for Row { key, field, .. } in ROWS.iter().filter(is_checked) {
+        let (Some(refusal), Some(value)) = (&field.refusal, values.get_path(key)) else { continue };
         // A value already out of range is wrong in any release.
-        if *value == default || is_planned || draft.errors.names(&key) {
-            continue;
+        if *value != field.default && !draft.errors.names(key) {
+            refuse_others(draft, key, refusal.message(), &values, accepted(refusal, &field.default, &values));
         }
-        refuse_others(draft, &key, refusal.message(), &values, accepted(&refusal, &default, &values));
     }
 }
 

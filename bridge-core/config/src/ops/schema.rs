@@ -68,12 +68,7 @@ fn add_status(property: &mut Value, field: &FieldSpec) {
         property["x-status"] = json!("accepted");
         return;
     };
-    let status = match (refusal.is_whole(), refusal.is_inert(field)) {
-        (false, _) => "partly",
-        (true, false) => "refused",
-        (true, true) => "inert",
-    };
-    property["x-status"] = json!(status);
+    property["x-status"] = json!(refusal.status(field));
     property["x-reason"] = json!(refusal.message());
     property["x-accepted"] = json!(refusal.accepted(&field.default));
 }
@@ -117,15 +112,13 @@ fn type_schema(spec: &TypeSpec, limits: &Limits) -> Value {
 
 fn number(name: &str, limits: &Limits) -> Value {
     let mut schema = json!({"type": name});
-    match limits.min {
-        Some(Bound::Inclusive(min)) => schema["minimum"] = json!(min),
-        Some(Bound::Exclusive(min)) => schema["exclusiveMinimum"] = json!(min),
-        None => {}
-    }
-    match limits.max {
-        Some(Bound::Inclusive(max)) => schema["maximum"] = json!(max),
-        Some(Bound::Exclusive(max)) => schema["exclusiveMaximum"] = json!(max),
-        None => {}
+    let ends = [(limits.min, "minimum", "exclusiveMinimum"), (limits.max, "maximum", "exclusiveMaximum")];
+    for (bound, inclusive, exclusive) in ends {
+        match bound {
+            Some(Bound::Inclusive(bound)) => schema[inclusive] = json!(bound),
+            Some(Bound::Exclusive(bound)) => schema[exclusive] = json!(bound),
+            None => {}
+        }
     }
     schema
 }

@@ -1,6 +1,6 @@
 //! The summary printed before a run: what differs from the defaults, then the other sections.
 
-use super::super::node::Node;
+use super::super::node::{Entry, Node};
 use super::super::run_config::RunConfig;
 use super::super::section::Section;
 use super::super::sections::RecipeConfig;
@@ -43,27 +43,22 @@ impl RunConfig {
 
 fn differences(section: Option<&Node>, defaults: Option<&Node>) -> Vec<String> {
     let null = Node::null();
-    let entries = section.and_then(Node::entries).unwrap_or_default();
-    let mut lines: Vec<_> = entries
-        .iter()
-        .filter_map(|entry| {
-            let default = defaults.and_then(|d| d.get(&entry.key)).unwrap_or(&null);
-            let is_changed = entry.node != *default;
-            let (value, default) = (entry.node.to_inline(), default.to_inline());
-            is_changed.then(|| format!("  {}: {value}  (default: {default})", entry.key))
-        })
-        .collect();
-    lines.sort();
-    lines
+    lines(section, |entry| {
+        let default = defaults.and_then(|d| d.get(&entry.key)).unwrap_or(&null);
+        let text = || format!("  {}: {}  (default: {})", entry.key, entry.node.to_inline(), default.to_inline());
+        (entry.node != *default).then(text)
+    })
 }
 
 fn values(section: Option<&Node>) -> Vec<String> {
+    let text = |entry: &Entry| format!("  {}: {}", entry.key, entry.node.to_inline());
+    lines(section, |entry| (!entry.node.is_null()).then(|| text(entry)))
+}
+
+/// Lines about the entries of a section, in alphabetical order.
+fn lines(section: Option<&Node>, line: impl Fn(&Entry) -> Option<String>) -> Vec<String> {
     let entries = section.and_then(Node::entries).unwrap_or_default();
-    let mut lines: Vec<_> = entries
-        .iter()
-        .filter(|entry| !entry.node.is_null())
-        .map(|entry| format!("  {}: {}", entry.key, entry.node.to_inline()))
-        .collect();
+    let mut lines: Vec<_> = entries.iter().filter_map(line).collect();
     lines.sort();
     lines
 }

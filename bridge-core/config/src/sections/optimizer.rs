@@ -160,35 +160,7 @@ section! {
     }
 }
 
-/// Per-parameter optimizer overrides; the standard rules have no settings, code replaces them.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct OptimizerConfigOverrideProvider {}
-
-mod empty_section {
-    //! The macro wants at least one row, and this section has none.
-    use super::OptimizerConfigOverrideProvider;
-    use crate::node::{Data, Node};
-    use crate::reader::Reader;
-    use crate::section::{Section, section_field};
-    use crate::spec::FieldSpec;
-
-    impl Section for OptimizerConfigOverrideProvider {
-        fn fields() -> Vec<FieldSpec> {
-            Vec::new()
-        }
-        fn names() -> Vec<&'static str> {
-            Vec::new()
-        }
-        fn assign(&mut self, _: &str, _: &Node, _: &mut Reader<'_>) -> bool {
-            false
-        }
-        fn value(&self, _: &str) -> Option<Node> {
-            None
-        }
-        fn to_node(&self) -> Node {
-            Data::Table(Vec::new()).into()
-        }
-    }
-
-    section_field!(OptimizerConfigOverrideProvider);
+section! {
+    /// Per-parameter optimizer overrides; the standard rules have no settings, code replaces them.
+    pub struct OptimizerConfigOverrideProvider {}
 }

@@ -30,25 +30,6 @@ section! {
     }
 }
 
-impl RecipeConfig {
-    /// All defaults, including those of optional sections, to look up defaults.
-    pub(in super::super) fn with_every_section() -> Self {
-        Self {
-            mixed_precision: Some(Precision::Custom(MixedPrecisionConfig::default())),
-            comm_overlap: Some(CommOverlapConfig::default()),
-            peft: Some(PeftConfig::default()),
-            dpo: Some(DpoConfig::default()),
-            distillation: Some(DistillationConfig::default()),
-            ft: Some(FaultToleranceConfig::default()),
-            straggler: Some(StragglerDetectionConfig::default()),
-            nvrx_straggler: Some(NvrxStragglerDetectionConfig::default()),
-            inprocess_restart: Some(InProcessRestartConfig::default()),
-            tensor_inspect: Some(TensorInspectConfig::default()),
-            ..Self::default()
-        }
-    }
-}
-
 section! {
     /// A whole recipe. Everything may be set in any order; nothing is checked before `finalize`.
     pub struct RecipeConfig {

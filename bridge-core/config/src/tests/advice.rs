@@ -122,7 +122,7 @@ fn nothing_that_is_refused_is_offered() {
 #[test]
 fn a_name_is_in_the_table_once_and_is_no_setting() {
     let mut seen = BTreeSet::new();
-    let keys: BTreeSet<String> = all().into_iter().map(|setting| setting.key).collect();
+    let keys: BTreeSet<String> = all().into_iter().map(|setting| setting.key.clone()).collect();
     for name in ALIASES.names.iter().flat_map(|row| row.names()) {
         assert!(seen.insert(name), "{name} stands there twice");
         assert!(!keys.contains(name), "{name} is a setting");
@@ -133,7 +133,7 @@ fn a_name_is_in_the_table_once_and_is_no_setting() {
 
 #[test]
 fn every_refused_setting_is_answered_with_its_reason() {
-    for setting in all().iter().filter(|setting| setting.refused.is_some() && !setting.is_section()) {
+    for setting in all().iter().filter(|setting| setting.refused.is_some() && !setting.is_section) {
         if let Some(text) = advice_for(&setting.key, &Kinds::builtin()) {
             assert!(!text.contains(&format!("`{}`", setting.key)), "{}: {text}", setting.key);
         }

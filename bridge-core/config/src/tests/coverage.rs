@@ -3,27 +3,26 @@
 
 use std::collections::BTreeSet;
 
+use super::super::catalogue::{self, ROWS, Row};
 use super::super::error::ErrorKind;
-use super::super::finalize::refused::{self, Refused};
 use super::super::limits::Limits;
 use super::super::node::{Data, Entry, Node};
+use super::super::refusal::Refusal;
 use super::super::section::Section;
-use super::super::sections::RecipeConfig;
 use super::super::spec::{FieldSpec, TypeSpec};
 use crate::optimizer_rules::NAMES;
 
-/// The row of a key.
-fn field(key: &str) -> FieldSpec {
-    let mut fields = RecipeConfig::fields();
-    let mut parts = key.split('.').peekable();
-    loop {
-        let part = parts.next().expect("the key leads to a row");
-        let field = fields.into_iter().find(|field| field.name == part).expect("a row");
-        if parts.peek().is_none() {
-            return field;
-        }
-        fields = (field.spec)().section_fields().expect("a section");
-    }
+/// A row with a refusal.
+struct Refused {
+    key: &'static str,
+    field: &'static FieldSpec,
+    refusal: Refusal,
+}
+
+/// All rows with a refusal.
+fn table() -> Vec<Refused> {
+    let refused = |row: &'static Row| Some(Refused { key: &row.key, field: &row.field, refusal: row.field.refusal? });
+    ROWS.iter().filter_map(refused).collect()
 }
 
 /// Values of a type, some of which are likely to be no default.
@@ -67,7 +66,7 @@ fn setting(key: &str, value: &Node) -> String {
 
 /// True if the tiny recipe with `value` is refused for the row's reason.
 fn is_refused(row: &Refused, value: &Node) -> bool {
-    let Err(errors) = super::tiny(&[&setting(&row.key, value)]) else {
+    let Err(errors) = super::tiny(&[&setting(row.key, value)]) else {
         return false;
     };
     errors.iter().any(|error| {
@@ -78,20 +77,20 @@ fn is_refused(row: &Refused, value: &Node) -> bool {
 
 /// The value of the setting that a row repeats, which the row accepts.
 fn repeated(row: &Refused, other: &str) -> Node {
-    let (tiny, defaults) = (super::tiny_raw().recipe().to_node(), RecipeConfig::with_every_section().to_node());
-    let value = tiny.get_path(other).or_else(|| defaults.get_path(other)).cloned();
+    let tiny = super::tiny_raw().recipe().to_node();
+    let value = tiny.get_path(other).or_else(|| Some(&catalogue::row(other)?.field.default)).cloned();
     let value = value.unwrap_or_else(|| panic!("{}: {other} does not exist", row.key));
-    assert!(!is_refused(row, &value), "{}", setting(&row.key, &value));
+    assert!(!is_refused(row, &value), "{}", setting(row.key, &value));
     value
 }
 
 #[test]
 fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
-    for row in refused::table() {
-        let field = field(&row.key);
-        let accepted = row.refusal.accepted(&row.default);
+    for row in table() {
+        let field = row.field;
+        let accepted = row.refusal.accepted(&field.default);
         for value in &accepted {
-            assert!(!is_refused(&row, value), "{}", setting(&row.key, value));
+            assert!(!is_refused(&row, value), "{}", setting(row.key, value));
             let text = value.to_inline();
             let does_nothing = !row.refusal.built.iter().any(|built| text.trim_matches('"') == *built);
             if does_nothing {
@@ -101,18 +100,18 @@ fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
                 let base = if row.key.starts_with("peft.") { "base" } else { "null" };
                 let around =
                     [format!("model.num_moe_experts={experts}"), format!("checkpoint.pretrained_checkpoint={base}")];
-                let overrides = [&setting(&row.key, value), &around[0], &around[1]];
+                let overrides = [&setting(row.key, value), &around[0], &around[1]];
                 super::tiny(&overrides.map(String::as_str)).unwrap_or_else(|errors| panic!("{}: {errors}", row.key));
             }
         }
         let same = row.refusal.same_as.map(|key| repeated(&row, key));
         let others = values(&(field.spec)()).into_iter().filter(|value| Some(value) != same.as_ref());
         let others: Vec<_> = others.filter(|v| fits(&field.limits, v) && !accepted.contains(v)).collect();
-        let has_no_others = row.refusal.is_inert(&field) || same.is_some();
+        let has_no_others = row.refusal.is_inert(field) || same.is_some();
         assert!(!others.is_empty() || has_no_others, "{}: nothing else to write", row.key);
-        assert!(others.is_empty() || !row.refusal.is_inert(&field), "{}: {others:?} can be written", row.key);
+        assert!(others.is_empty() || !row.refusal.is_inert(field), "{}: {others:?} can be written", row.key);
         for value in &others {
-            assert!(is_refused(&row, value), "{} should be refused", setting(&row.key, value));
+            assert!(is_refused(&row, value), "{} should be refused", setting(row.key, value));
         }
     }
 }
@@ -120,14 +119,14 @@ fn what_a_row_accepts_passes_and_anything_else_is_refused_with_its_reason() {
 #[test]
 fn each_refusal_has_a_reason_of_its_own() {
     let mut reasons = BTreeSet::new();
-    let rows = refused::table();
+    let rows = table();
     assert!(rows.len() > 100, "the walk over the tables finds {} rows", rows.len());
-    for Refused { key, refusal, default } in rows {
+    for Refused { key, field, refusal } in rows {
         let section = key.split_once('.').map_or("", |(section, _)| section).to_owned();
         let reason = refusal.reason;
         assert!(reason.len() > 10 && !reason.ends_with('.'), "{key}: {reason:?}");
         assert!(reasons.insert((section, reason)), "{key}: another setting of the section has the reason {reason:?}");
-        let accepted = refusal.accepted(&default);
+        let accepted = refusal.accepted(&field.default);
         let repeated = accepted.iter().enumerate().find(|(index, value)| accepted[..*index].contains(value));
         assert!(repeated.is_none(), "{key}: {repeated:?} is accepted twice");
     }

@@ -25,13 +25,7 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) {
     // Upstream derives its mapping from the targets and saves both.
     take(entries, "canonical_mapping");
     let targets = match take(entries, "target_modules").map(|entry| entry.node.data) {
-        Some(Data::List(items)) => items
-            .into_iter()
-            .filter_map(|item| match item.data {
-                Data::String(text) => Some(text),
-                _ => None,
-            })
-            .collect(),
+        Some(Data::List(items)) => items.iter().filter_map(Node::text).map(str::to_owned).collect(),
         _ => TARGETS.map(str::to_owned).to_vec(),
     };
     let mut mapping: Vec<(String, Vec<&str>)> = Vec::new();

@@ -14,13 +14,8 @@ const HUB: &str = "dataset_name dataset_subset dataset_dict process_example_fn h
 /// the class.
 const SHARED: [&str; 6] = ["kind", "seq_length", "sequence_length", "random_seed", "seed", "num_workers"];
 
-/// Options of a chat or of prompts with answers, and the settings in `dataset_kwargs`.
-const PREPROCESSING: [(&str, &str); 4] = [
-    ("add_bos", "add_bos"),
-    ("add_sep", "add_sep"),
-    ("add_eos", "add_eos"),
-    ("truncation_method", "truncation_method"),
-];
+/// Options of prompts with answers that have the same names in `dataset_kwargs`.
+const PREPROCESSING: [&str; 4] = ["add_bos", "add_sep", "add_eos", "truncation_method"];
 
 /// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about what is
 /// left out.
@@ -128,9 +123,9 @@ fn preprocessing(entries: &mut Vec<Entry>, fields: &[Entry], whole: &Entry) -> R
             if text(fields, "loss_mode") == Some("full") {
                 put("answer_only_loss", Data::Bool(false));
             }
-            for (field, setting) in PREPROCESSING {
+            for field in PREPROCESSING {
                 if let Some(node) = value(fields, field) {
-                    put(setting, node.data.clone());
+                    put(field, node.data.clone());
                 }
             }
         }

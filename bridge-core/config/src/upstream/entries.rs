@@ -1,5 +1,6 @@
 //! Access to the fields of one saved class, by name.
 
+use super::super::catalogue::row;
 use super::super::node::{Data, Entry, Location, Node};
 
 /// The key that names the class of a table.
@@ -8,6 +9,16 @@ pub(super) const TARGET: &str = "_target_";
 /// True if a value was given on the command line, and so is a setting of Bridge.
 pub(super) fn is_given(node: &Node) -> bool {
     node.location.as_ref().is_some_and(Location::is_command_line)
+}
+
+/// The fields of a section; `None` if it is absent or no table.
+pub(super) fn fields_of<'a>(sections: &'a mut [Entry], name: &str) -> Option<&'a mut Vec<Entry>> {
+    let section =
+        sections.iter_mut().find(|entry| entry.key == name).filter(|_| row(name).is_some_and(|row| row.is_section));
+    match &mut section?.node.data {
+        Data::Table(entries) => Some(entries),
+        _ => None,
+    }
 }
 
 /// The value of a field; `None` if it is absent or null.
@@ -22,10 +33,7 @@ pub(super) fn number(entries: &[Entry], key: &str) -> Option<f64> {
 
 /// The text in a field.
 pub(super) fn text<'a>(entries: &'a [Entry], key: &str) -> Option<&'a str> {
-    match &value(entries, key)?.data {
-        Data::String(text) => Some(text),
-        _ => None,
-    }
+    value(entries, key)?.text()
 }
 
 /// True if a field is `true`.

@@ -2,6 +2,7 @@
 //! versions, and those that upstream derives and saves. First the data, then the functions that
 //! apply it.
 
+use super::super::catalogue::{Row, row};
 use super::super::kinded::DatasetConfig;
 use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
@@ -171,15 +172,14 @@ pub(super) enum Fate {
 /// Treatment of a field of `section` that is not a setting.
 pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     let (key, node) = (entry.key.as_str(), &entry.node);
-    if HANDLES.iter().any(|(of, names)| *of == section && names.split_whitespace().any(|name| name == key)) {
+    if of_section(HANDLES, section).any(|name| name == key) {
         return Fate::Handle;
     }
-    let rows = DEFAULTS.iter().filter(|(of, _)| *of == section).flat_map(|(_, rows)| rows.split_whitespace());
-    let rows = rows.filter_map(|row| row.split_once('='));
+    let rows = of_section(DEFAULTS, section).filter_map(|row| row.split_once('='));
     let defaults = rows.filter(|(name, _)| *name == key).map(|(_, text)| overrides::value_of(text));
     let defaults: Vec<_> = defaults.collect();
     let function = FUNCTIONS.iter().find(|(name, _)| *name == key && section == "model");
-    if let (Some((_, modules)), Some(Data::String(target))) = (function, node.get(TARGET).map(|t| &t.data)) {
+    if let (Some((_, modules)), Some(target)) = (function, node.get(TARGET).and_then(Node::text)) {
         let is_known = modules.iter().any(|module| target.starts_with(module));
         return if is_known {
             Fate::Handle
@@ -188,7 +188,7 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
         };
     }
     let is_default = defaults.iter().any(|default| is_same(node, default));
-    if is_default || node.is_null() || (defaults.is_empty() && is_empty(node)) {
+    if is_default || node.is_null() || (defaults.is_empty() && (node.asks_for_nothing() || node.text() == Some(""))) {
         return Fate::Default;
     }
     if is_execution(section, key) {
@@ -197,47 +197,37 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     Fate::Asks(defaults.first().map(Node::to_inline))
 }
 
+/// The words of a table about a section.
+fn of_section(table: &'static [(&str, &str)], section: &str) -> impl Iterator<Item = &'static str> {
+    table.iter().filter(move |(of, _)| *of == section).flat_map(|(_, words)| words.split_whitespace())
+}
+
 /// True if no value of the field changes a result.
 fn is_execution(section: &str, key: &str) -> bool {
-    let of_section = EXECUTION.iter().filter(|(of, _)| *of == section);
-    of_section.flat_map(|(_, names)| names.split_whitespace()).any(|name| match name.strip_suffix('*') {
+    of_section(EXECUTION, section).any(|name| match name.strip_suffix('*') {
         Some(prefix) => key.starts_with(prefix),
         None => key == name,
     })
 }
 
-/// Null, false, zero or empty: values that ask for nothing.
-fn is_empty(node: &Node) -> bool {
-    match &node.data {
-        Data::Unset | Data::Null | Data::Bool(false) | Data::Int(0) => true,
-        Data::Bool(true) | Data::Int(_) => false,
-        Data::Float(value) => *value == 0.0,
-        Data::String(text) => text.is_empty(),
-        Data::List(items) => items.is_empty(),
-        Data::Table(entries) => entries.is_empty(),
-    }
-}
-
 /// True if two values are equal; Python writes whole floats as integers, and dtypes with the name
 /// of their library.
 pub(super) fn is_same(left: &Node, right: &Node) -> bool {
-    let text = |node: &Node| match &node.data {
-        Data::String(text) => Some(text.strip_prefix("torch.").unwrap_or(text).to_owned()),
-        _ => None,
-    };
+    let text = |text: &str| text.strip_prefix("torch.").unwrap_or(text).to_owned();
     left == right
         || (left.is_null() && right.is_null())
         || left.number().is_some_and(|value| Some(value) == right.number())
-        || text(left).is_some_and(|value| Some(value) == text(right))
+        || left.text().is_some_and(|value| Some(text(value)) == right.text().map(text))
 }
 
-/// The setting that a field of a section means.
-pub(super) fn canonical<'a>(section: &str, key: &'a str) -> &'a str {
-    match section {
+/// Row of the setting that a field of a section means.
+pub(super) fn row_of(section: &str, key: &str) -> Option<&'static Row> {
+    let name = match section {
         "dataset" => DatasetConfig::canonical(key),
         "dist" => DistributedInitConfig::canonical(key),
         _ => key,
-    }
+    };
+    row(&format!("{section}.{name}"))
 }
 
 /// Renames fields of older versions to their newer names.
@@ -268,10 +258,9 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     if entries.is_empty() {
         sections.remove(index);
     }
-    let default = RecipeConfig::with_every_section().to_node();
     for entry in moved.into_iter().filter(|entry| !entry.node.is_null()) {
-        let has = |section: &str| default.get(section).is_some_and(|section| section.get(&entry.key).is_some());
-        let Some(target) = OVERLAP_TARGETS.iter().find(|section| has(section)) else {
+        let has = |section: &&&str| row(&format!("{section}.{}", entry.key)).is_some();
+        let Some(target) = OVERLAP_TARGETS.iter().find(has) else {
             continue;
         };
         let at = sections.iter().position(|section| section.key == *target).unwrap_or_else(|| {

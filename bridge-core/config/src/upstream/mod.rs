@@ -11,6 +11,7 @@ mod fields;
 mod models;
 mod values;
 
+use super::catalogue::row;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::node::{Data, Entry, Node};
 use super::overrides;
@@ -19,7 +20,7 @@ use super::section::Section;
 use super::sections::RecipeConfig;
 use super::spec::{Concerns, FieldSpec};
 pub(super) use classes::classes_of;
-use entries::{TARGET, is_given};
+use entries::{TARGET, fields_of, is_given};
 use fields::Fate;
 use values::Plain;
 
@@ -60,14 +61,12 @@ pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
         }
     }
     sections.retain(|section| section.key == "model" || section.key == TARGET);
-    let Some(Data::Table(entries)) = sections.iter_mut().find(|s| s.key == "model").map(|s| &mut s.node.data) else {
+    let Some(entries) = fields_of(sections, "model") else {
         return left_out;
     };
     values::flatten(entries, "transformer");
-    let model = RecipeConfig::fields().into_iter().find(|field| field.name == "model");
-    let rows = model.and_then(|field| (field.spec)().section_fields()).unwrap_or_default();
     entries.retain(|entry| {
-        let row = rows.iter().find(|row| row.name == entry.key);
+        let row = row(&format!("model.{}", entry.key)).map(|row| &row.field);
         let is_kept = match row.map(|row| row.concerns) {
             None | Some(Concerns::Function) => {
                 row.is_none_or(|row| !row.refusal.as_ref().is_some_and(Refusal::is_optional))
@@ -96,15 +95,9 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     }
     let mut translation = Translation::default();
     translation.container(sections);
-    for field in RecipeConfig::fields() {
-        let Some(inner) = (field.spec)().section_fields() else {
-            continue;
-        };
-        let Some(section) = sections.iter_mut().find(|entry| entry.key == field.name) else {
-            continue;
-        };
-        if let Data::Table(entries) = &mut section.node.data {
-            translation.section(field.name, &inner, entries);
+    for name in RecipeConfig::names() {
+        if let Some(entries) = fields_of(sections, name) {
+            translation.section(name, entries);
         }
     }
     fields::move_overlap(sections);
@@ -131,11 +124,11 @@ impl Translation {
         let known = RecipeConfig::names();
         sections.retain(|entry| known.contains(&entry.key.as_str()) || self.keeps_unknown("", entry));
         // A required section that is null has its defaults.
-        let nullable = |name: &str| RecipeConfig::fields().iter().any(|f| f.name == name && f.default.is_null());
+        let nullable = |name: &str| row(name).is_some_and(|row| row.field.default.is_null());
         sections.retain(|entry| is_given(&entry.node) || !entry.node.is_null() || nullable(&entry.key));
     }
 
-    fn section(&mut self, name: &str, fields: &[FieldSpec], entries: &mut Vec<Entry>) {
+    fn section(&mut self, name: &str, entries: &mut Vec<Entry>) {
         if name == "model" {
             values::flatten(entries, "transformer");
         }
@@ -146,16 +139,16 @@ impl Translation {
         }
         let mut kept = Vec::new();
         for mut entry in std::mem::take(entries) {
-            let field = fields.iter().find(|field| field.name == fields::canonical(name, &entry.key));
-            let inner = field.and_then(|field| (field.spec)().section_fields());
-            if let (Some(inner), Data::Table(entries)) = (inner, &mut entry.node.data) {
-                self.section(&format!("{name}.{}", entry.key), &inner, entries);
+            let row = fields::row_of(name, &entry.key);
+            let key = format!("{name}.{}", entry.key);
+            if let (true, Data::Table(entries)) = (row.is_some_and(|row| row.is_section), &mut entry.node.data) {
+                self.section(&key, entries);
                 kept.push(entry);
                 continue;
             }
             let is_kept = is_given(&entry.node)
-                || match field {
-                    Some(field) => self.value(&format!("{name}.{}", entry.key), field, &mut entry.node),
+                || match row {
+                    Some(row) => self.value(&key, &row.field, &mut entry.node),
                     None => self.keeps_unknown(name, &entry),
                 };
             if is_kept {
@@ -170,7 +163,7 @@ impl Translation {
         let index = entries.iter().position(|entry| entry.key == TARGET)?;
         let target = entries.remove(index).node;
         let key = if section.is_empty() { TARGET.to_owned() } else { format!("{section}.{TARGET}") };
-        let name = if let Data::String(name) = &target.data { name.as_str() } else { "" };
+        let name = target.text().unwrap_or_default();
         match classes::find(section, name) {
             Err(expected) => {
                 let error = ConfigError::new(ErrorKind::NotImplemented, key, classes::refusal(name))
@@ -192,17 +185,15 @@ impl Translation {
 
     /// Applies the rules that upstream keeps in the code of a class instead of in its fields.
     fn derive(&mut self, section: &str, class: &str, entries: &mut Vec<Entry>) {
-        match section {
-            "model" => match models::settings_of(class, entries) {
-                Ok(remarks) => self.dropped.extend(remarks),
-                Err(error) => self.errors.push(*error),
-            },
-            "dataset" => match datasets::settings_of(class, entries) {
-                Ok(remarks) => self.dropped.extend(remarks),
-                Err(error) => self.errors.push(*error),
-            },
-            "peft" => adapters::settings_of(class, entries),
-            _ => {}
+        let remarks = match section {
+            "model" => models::settings_of(class, entries),
+            "dataset" => datasets::settings_of(class, entries),
+            "peft" => return adapters::settings_of(class, entries),
+            _ => return,
+        };
+        match remarks {
+            Ok(remarks) => self.dropped.extend(remarks),
+            Err(error) => self.errors.push(*error),
         }
     }
 
@@ -256,20 +247,12 @@ impl Translation {
     /// Leaves out settings with their default, and values that control something that Bridge does
     /// not have.
     fn drop_defaults(&mut self, sections: &mut [Entry]) {
-        for field in RecipeConfig::fields() {
-            let Some(inner) = (field.spec)().section_fields() else {
-                continue;
-            };
-            let Some(section) = sections.iter_mut().find(|entry| entry.key == field.name) else {
-                continue;
-            };
-            let name = section.key.clone();
-            let Data::Table(entries) = &mut section.node.data else {
-                continue;
-            };
-            entries.retain(|entry| {
-                let field = inner.iter().find(|field| field.name == fields::canonical(&name, &entry.key));
-                field.is_none_or(|field| is_given(&entry.node) || self.keeps(&name, field, entry))
+        for name in RecipeConfig::names() {
+            fields_of(sections, name).into_iter().for_each(|entries| {
+                entries.retain(|entry| {
+                    let row = fields::row_of(name, &entry.key);
+                    row.is_none_or(|row| is_given(&entry.node) || self.keeps(name, &row.field, entry))
+                });
             });
         }
     }

@@ -40,11 +40,7 @@ const ENUMS: &[(&str, &[(i128, &str)])] = &[
 pub(super) fn plain(key: &str, node: &Node) -> Plain {
     match &node.data {
         Data::List(items) => list(key, items),
-        Data::Table(_) => match node.get(TARGET).map(|target| &target.data) {
-            Some(Data::String(target)) => object(key, target, node),
-            _ => Plain::Same,
-        },
-        _ => Plain::Same,
+        _ => node.get(TARGET).and_then(Node::text).map_or(Plain::Same, |target| object(key, target, node)),
     }
 }
 
@@ -61,10 +57,8 @@ fn list(key: &str, items: &[Node]) -> Plain {
 }
 
 fn object(key: &str, target: &str, node: &Node) -> Plain {
-    let named = match node.get("_name_").map(|name| &name.data) {
-        Some(Data::String(name)) => Some(name.clone()),
-        _ => argument(node).and_then(|argument| enum_name(target, argument)),
-    };
+    let name = node.get("_name_").and_then(Node::text).map(str::to_owned);
+    let named = name.or_else(|| argument(node).and_then(|argument| enum_name(target, argument)));
     let value = if target.starts_with("torch.") && is_dtype(target) {
         Some(target.to_owned())
     } else if key == "model.activation_func" {
@@ -82,7 +76,7 @@ fn is_dtype(target: &str) -> bool {
 
 fn activation(target: &str, node: &Node) -> Option<String> {
     let name = ACTIVATIONS.iter().find(|(function, _)| *function == target)?.1;
-    let is_tanh = matches!(node.get("approximate").map(|a| &a.data), Some(Data::String(text)) if text == "tanh");
+    let is_tanh = node.get("approximate").and_then(Node::text) == Some("tanh");
     let name = if name == "gelu" && is_tanh { "gelu_tanh" } else { name };
     Some(name.to_owned())
 }
