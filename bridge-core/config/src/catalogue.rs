@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use super::kinds::Kinds;
 use super::node::Node;
 use super::section::Section;
-use super::sections::{OF_EVERY_KIND, RecipeConfig};
-use super::spec::FieldSpec;
+use super::sections::RecipeConfig;
+use super::spec::{FieldSpec, Group};
 
 /// Row of one setting, or of one section.
 pub(super) struct Row {
@@ -69,7 +69,7 @@ impl Row {
 
     /// True if this is a setting of `[model]` that every kind of model has.
     pub fn is_of_every_kind(&self) -> bool {
-        self.key.strip_prefix("model.").is_some_and(|name| OF_EVERY_KIND.contains(&name))
+        self.field.groups.contains(&Group::EveryKind)
     }
 
     /// The section that it is in; empty at the top level.

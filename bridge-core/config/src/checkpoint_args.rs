@@ -10,28 +10,12 @@ use super::raw::RawConfig;
 use super::reader::Reader;
 use super::saved::{Places, SavedRecipe};
 use super::section::Section;
-use super::sections::{RecipeConfig, TokenizerConfig};
+use super::sections::{RecipeConfig, TokenizerConfig, TransformerConfig};
 use super::source::Format;
-use super::spec::Concerns;
+use super::spec::{Concerns, Group};
 
 const ARCHITECTURE: &str = "checkpoint.use_checkpoint_args";
 const SIZES: &str = "checkpoint.use_mp_args_from_checkpoint_args";
-
-/// Parallel sizes, and what goes with one of them.
-const OF_LAYOUT: [&str; 12] = [
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "virtual_pipeline_model_parallel_size",
-    "context_parallel_size",
-    "expert_model_parallel_size",
-    "expert_tensor_parallel_size",
-    "sequence_parallel",
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-    "pipeline_model_parallel_layout",
-];
 
 /// The precision of a run is its own: presets choose it, and parameters are cast as they are
 /// loaded.
@@ -139,7 +123,8 @@ impl Taking<'_> {
 
     /// Takes the layout of ranks.
     fn layout(&mut self) {
-        for name in OF_LAYOUT {
+        let fields = TransformerConfig::fields().into_iter().filter(|field| field.groups.contains(&Group::Layout));
+        for name in fields.map(|field| field.name) {
             let key = format!("{MODEL}{name}");
             let is_other = self.recipe.recipe().model.value(name) != self.saved.model.value(name);
             self.take_of_model(name, is_other && self.recipe.is_explicit(&key));

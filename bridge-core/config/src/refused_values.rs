@@ -18,11 +18,6 @@ impl RefusedValues {
         self.0.insert(name, value.write());
     }
 
-    /// Resets the settings `names` to their defaults.
-    pub(super) fn reset(&mut self, names: &[&str]) {
-        self.0.retain(|name, _| !names.contains(name));
-    }
-
     pub(super) fn read(
         &mut self,
         name: &'static str,

@@ -74,8 +74,8 @@ pub trait Section: Default + Clone + PartialEq {
 
 /// Declares a section: struct, defaults, [`Section`], [`Field`](super::field::Field) and serde in
 /// one table of `/// doc`, `@mark name: type = default, attributes => refusal;` rows; most have
-/// neither attributes nor refusal. Attributes are [`Limits`](super::limits::Limits) and rules
-/// (`super::rule`). A row without a mark changes what is computed
+/// neither attributes nor refusal. Attributes are [`Limits`](super::limits::Limits), rules
+/// (`super::rule`) and groups (`super::spec::Group`). A row without a mark changes what is computed
 /// ([`Concerns`](super::spec::Concerns)).
 ///
 /// A row `refused @mark name = default, "doc", attributes => refusal;` has no field: only values
@@ -173,6 +173,7 @@ macro_rules! section {
             default: $default,
             refusal: $refusal,
             concerns: section!(@concerns $($mark)?),
+            groups: Vec::new(),
         };
         $( let row = $crate::spec::Attribute::add_to($attribute, row); )*
         row

@@ -27,6 +27,19 @@ pub struct FieldSpec {
     pub refusal: Option<Refusal>,
     /// Effect of another value.
     pub concerns: Concerns,
+    /// Groups of settings that it belongs to.
+    pub(super) groups: Vec<Group>,
+}
+
+/// Group of settings of `[model]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Group {
+    /// Settings of the loop and of the pipeline rather than of a kind of model: every kind has them.
+    EveryKind,
+    /// Parallel sizes, and what goes with one of them.
+    Layout,
+    /// Other settings about the cooperation of ranks.
+    Ranks,
 }
 
 /// Part of a row behind the default.
@@ -44,6 +57,13 @@ impl Attribute for Limits {
 impl Attribute for Rule {
     fn add_to(self, mut row: FieldSpec) -> FieldSpec {
         row.rules.push(self);
+        row
+    }
+}
+
+impl Attribute for Group {
+    fn add_to(self, mut row: FieldSpec) -> FieldSpec {
+        row.groups.push(self);
         row
     }
 }

@@ -12,6 +12,7 @@ use super::super::refusal::{no_counterpart, not_built};
 use super::super::refused_values::{one_of, one_or_null};
 use super::super::rule::{excludes, given_with, idle_unless, needs};
 use super::super::section::section;
+use super::super::spec::Group;
 
 /// Heads, layers and ranks: a larger number is a mistake.
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
@@ -25,9 +26,9 @@ section! {
     /// [`finalize`](TransformerConfig::finalize).
     pub struct TransformerConfig {
         /// Transformer layers. Required.
-        num_layers: usize = 0, COUNT_OR_ZERO;
+        num_layers: usize = 0, COUNT_OR_ZERO, Group::EveryKind;
         /// Width of the residual stream. Required.
-        hidden_size: usize = 0, Limits::between(0.0, 16_777_216.0);
+        hidden_size: usize = 0, Limits::between(0.0, 16_777_216.0), Group::EveryKind;
         /// Query heads. Required.
         num_attention_heads: usize = 0, COUNT_OR_ZERO;
         /// Key and value heads; null means `num_attention_heads`.
@@ -37,15 +38,15 @@ section! {
         /// Size of one head; null means `hidden_size / num_attention_heads`.
         kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
         /// Training sequence length, in tokens.
-        @training seq_length: usize = 1024, Limits::SIZE;
+        @training seq_length: usize = 1024, Limits::SIZE, Group::EveryKind;
         /// Vocabulary before padding; null takes the tokenizer's, padded.
-        @training vocab_size: Option<usize> = None, Limits::SIZE;
+        @training vocab_size: Option<usize> = None, Limits::SIZE, Group::EveryKind;
         /// The vocabulary is padded to a multiple of this.
         @training make_vocab_size_divisible_by: usize = 128, Limits::between(1.0, 1_048_576.0),
-            idle_unless("model.vocab_size = null | model.should_pad_vocab: a given size is padded on request alone");
+            idle_unless("model.vocab_size = null | model.should_pad_vocab: a given size is padded on request alone"), Group::EveryKind;
         /// Pad the vocabulary.
         @training should_pad_vocab: bool = false,
-            idle_unless("model.vocab_size: a vocabulary that comes from the tokenizer is always padded");
+            idle_unless("model.vocab_size: a vocabulary that comes from the tokenizer is always padded"), Group::EveryKind;
         /// Tie input and output embeddings.
         share_embeddings_and_output_weights: bool = true;
         /// Position embedding.
@@ -228,7 +229,7 @@ section! {
         @training mtp_loss_scaling_factor: Option<f64> = Some(0.1), Limits::NON_NEGATIVE,
             idle_unless("model.mtp_num_layers");
         /// Divide gradients by all unmasked tokens of the step instead of averaging micro-batches.
-        @training calculate_per_token_loss: bool = false;
+        @training calculate_per_token_loss: bool = false, Group::EveryKind;
         refused @execution attention_backend = one_of("auto", &["flash", "fused", "unfused", "local", "auto"]),
             "Attention implementation."
             => no_counterpart("a choice of CUDA libraries; each device has one attention implementation here").inert(&["local"]);
@@ -242,22 +243,22 @@ section! {
         refused hf_model_id = None::<String>, "Associated hub model: for information, not loaded."
             => not_built("models of the Hugging Face hub by name; import its folder and set checkpoint.pretrained_checkpoint").execution_only();
         /// Tensor-parallel size.
-        @execution tensor_model_parallel_size: usize = 1, COUNT;
+        @execution tensor_model_parallel_size: usize = 1, COUNT, Group::Layout;
         /// Pipeline-parallel size.
-        @execution pipeline_model_parallel_size: usize = 1, COUNT;
+        @execution pipeline_model_parallel_size: usize = 1, COUNT, Group::Layout;
         /// Model chunks per pipeline rank.
-        @execution virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT;
+        @execution virtual_pipeline_model_parallel_size: Option<usize> = None, COUNT, Group::Layout;
         /// Context-parallel size.
         @execution context_parallel_size: usize = 1, COUNT,
             excludes("dpo: an answer is judged by the likelihood of all its tokens, of which ranks have parts"),
-            excludes("distillation.cache: files are found by all tokens of a sample, of which ranks have parts");
+            excludes("distillation.cache: files are found by all tokens of a sample, of which ranks have parts"), Group::Layout;
         /// Expert-parallel size.
-        @execution expert_model_parallel_size: usize = 1, COUNT;
+        @execution expert_model_parallel_size: usize = 1, COUNT, Group::Layout;
         /// Tensor-parallel size inside experts; null means `tensor_model_parallel_size`.
-        @execution expert_tensor_parallel_size: Option<usize> = None, COUNT;
+        @execution expert_tensor_parallel_size: Option<usize> = None, COUNT, Group::Layout;
         /// Shard norms and dropout along the sequence.
-        @execution sequence_parallel: bool = false, needs("model.tensor_model_parallel_size > 1");
-        refused hierarchical_context_parallel_sizes = None::<Vec<usize>>, "Context-parallel group sizes per level.", COUNT
+        @execution sequence_parallel: bool = false, needs("model.tensor_model_parallel_size > 1"), Group::Layout;
+        refused hierarchical_context_parallel_sizes = None::<Vec<usize>>, "Context-parallel group sizes per level.", COUNT, Group::Ranks
             => not_built("hierarchical context parallelism, for a2a+p2p; there is one level, which gathers keys and values").execution_only();
         refused @execution cp_comm_type = None::<OneOrMany<String>>,
             "Context-parallel communication: p2p, all_gather, a2a, a2a+p2p."
@@ -265,37 +266,37 @@ section! {
         /// Layers of the first stage.
         @execution num_layers_in_first_pipeline_stage: Option<usize> = None, COUNT,
             excludes("model.pipeline_model_parallel_layout"),
-            needs("model.pipeline_model_parallel_size > 1");
+            needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Layers of the last stage.
         @execution num_layers_in_last_pipeline_stage: Option<usize> = None, COUNT,
             excludes("model.pipeline_model_parallel_layout"),
-            needs("model.pipeline_model_parallel_size > 1");
+            needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Count the embedding as one layer.
         @execution account_for_embedding_in_pipeline_split: bool = false,
             excludes("model.pipeline_model_parallel_layout"),
             excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
-            needs("model.pipeline_model_parallel_size > 1");
+            needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Count the loss as one layer.
         @execution account_for_loss_in_pipeline_split: bool = false,
             excludes("model.pipeline_model_parallel_layout"),
             excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
-            needs("model.pipeline_model_parallel_size > 1");
+            needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Explicit layer placement.
         @execution pipeline_model_parallel_layout: Option<OneOrMany<String>> = None,
-            needs("model.pipeline_model_parallel_size > 1");
+            needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Pipeline schedule; null means 1f1b (ours).
-        @execution pipeline_schedule: Option<PipelineSchedule> = None;
+        @execution pipeline_schedule: Option<PipelineSchedule> = None, Group::EveryKind, Group::Ranks;
         /// Dtype between pipeline stages; null means `params_dtype`. A single stage sends nothing.
-        @execution pipeline_dtype: Option<DType> = None;
+        @execution pipeline_dtype: Option<DType> = None, Group::EveryKind, Group::Ranks;
         refused variable_seq_lengths = false, "Exchange shapes between stages."
             => not_built("samples of different lengths in a pipeline; all have seq_length tokens, so no shapes are exchanged").execution_only();
         /// Contiguous micro-batches per chunk; null means the pipeline size.
-        @execution microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT;
-        refused @execution overlap_p2p_comm = false, "Overlap stage transfers."
+        @execution microbatch_group_size_per_vp_stage: Option<usize> = None, COUNT, Group::EveryKind, Group::Ranks;
+        refused @execution overlap_p2p_comm = false, "Overlap stage transfers.", Group::Ranks
             => no_counterpart("stage transfers that do not overlap; receives are posted early and sends overlap with computation").inert(&["true"]);
         refused @execution batch_p2p_comm = true, "Batch sends and receives."
             => no_counterpart("sends and receives in one NCCL call; each transfer is a separate call").inert(&["false"]);
-        refused @execution overlap_p2p_comm_warmup_flush = false, "Overlap also in warm-up and flush."
+        refused @execution overlap_p2p_comm_warmup_flush = false, "Overlap also in warm-up and flush.", Group::Ranks
             => not_built("a separate choice for warm-up and flush").inert(&["true"]).execution_only();
         refused deallocate_pipeline_outputs = true, "Free outputs after sending."
             => no_counterpart("outputs kept after they were sent; sending takes ownership of them");
@@ -305,19 +306,19 @@ section! {
             => not_built("how many micro-batches defer_embedding_wgrad_compute defers").execution_only();
         refused scatter_embedding_sequence_parallel = true, "Scatter the embedding's output under sequence parallelism."
             => not_built("unsharded embeddings under sequence_parallel, for models that change them first").execution_only();
-        refused tp_comm_overlap = false, "Overlap tensor-parallel collectives."
+        refused tp_comm_overlap = false, "Overlap tensor-parallel collectives.", Group::Ranks
             => not_built("tensor-parallel collectives overlapped with parts of their matrix multiplications").execution_only();
-        refused tp_comm_overlap_cfg = None::<AnyValue>, "User-buffer settings."
+        refused tp_comm_overlap_cfg = None::<AnyValue>, "User-buffer settings.", Group::Ranks
             => no_counterpart("the table of Transformer Engine's user buffers for tp_comm_overlap");
         refused tp_comm_bootstrap_backend = one_of("nccl", &["nccl", "mpi", "gloo"]), "Start-up backend of the above."
             => no_counterpart("the start-up of Transformer Engine's user buffers for tp_comm_overlap");
 
         /// 16-bit IEEE compute.
-        @training fp16: bool = false;
+        @training fp16: bool = false, Group::EveryKind;
         /// bfloat16 compute.
-        @training bf16: bool = false;
+        @training bf16: bool = false, Group::EveryKind;
         /// Parameter dtype at creation.
-        @training params_dtype: DType = DType::Float32;
+        @training params_dtype: DType = DType::Float32, Group::EveryKind;
         refused enable_autocast = false, "Autocast."
             => not_built("PyTorch's autocast, which chooses a dtype for each operation; mixed_precision fixes them");
         refused @execution autocast_dtype = None::<DType>, "Autocast dtype; null means `params_dtype`."
@@ -330,29 +331,29 @@ section! {
         /// for gradients.
         @training fp8: Option<Fp8Format> = None,
             excludes("peft: 8-bit products of adapted layers are not implemented: use peft.base_quantization, or no fp8"),
-            excludes("model.pipeline_schedule = zb_h1: a schedule which defers weight gradients of 16 or 32 bits");
+            excludes("model.pipeline_schedule = zb_h1: a schedule which defers weight gradients of 16 or 32 bits"), Group::EveryKind;
         /// Source of the fp8 scales: the tensor ("tensorwise"), earlier steps ("delayed"), blocks
         /// of 32 elements ("mxfp8"), blocks of 128 ("blockwise").
-        @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed)
+        @training fp8_recipe: Option<Fp8Recipe> = Some(Fp8Recipe::Delayed), Group::EveryKind
             => not_built("scales of fp8 from a factory in code")
                 .built(&["tensorwise", "delayed", "mxfp8", "blockwise"]).inert(&["null"]);
         refused fp8_param = false, "Weights in 8 bits."
             => not_built("weights kept in the 8 bits of fp8").execution_only();
         /// Powers of two by which scales of `fp8_recipe = "delayed"` stay below what would fit.
-        @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0);
+        @training fp8_margin: i64 = 0, Limits::between(-64.0, 64.0), Group::EveryKind;
         /// Steps whose largest magnitudes scales of `fp8_recipe = "delayed"` are made of.
-        @training fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0);
+        @training fp8_amax_history_len: usize = 1, Limits::between(1.0, 65_536.0), Group::EveryKind;
         /// Value of the magnitude history that sets the scales of `fp8_recipe = "delayed"`: the
         /// newest or the largest.
-        @training fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent;
+        @training fp8_amax_compute_algo: AmaxAlgo = AmaxAlgo::MostRecent, Group::EveryKind;
         /// Make weight gradients in fp8 too.
-        @training fp8_wgrad: bool = true;
+        @training fp8_wgrad: bool = true, Group::EveryKind;
         /// Keep the products of the first and last layers in the parameters' dtype.
-        @training first_last_layers_bf16: bool = false;
+        @training first_last_layers_bf16: bool = false, Group::EveryKind;
         /// Layers at the start that `first_last_layers_bf16` leaves out of fp8.
-        @training num_layers_at_start_in_bf16: usize = 1, COUNT_OR_ZERO;
+        @training num_layers_at_start_in_bf16: usize = 1, COUNT_OR_ZERO, Group::EveryKind;
         /// Layers at the end that `first_last_layers_bf16` leaves out of fp8.
-        @training num_layers_at_end_in_bf16: usize = 1, COUNT_OR_ZERO;
+        @training num_layers_at_end_in_bf16: usize = 1, COUNT_OR_ZERO, Group::EveryKind;
         refused fp4 = one_or_null(None, &["e2m1"]), "4-bit format."
             => not_built("4-bit matrix multiplications; numbers have 32 or 16 bits (mixed_precision)");
         refused fp4_recipe = one_or_null(Some("nvfp4"), &["nvfp4", "custom"]), "4-bit scaling."
@@ -375,18 +376,18 @@ section! {
         refused @execution apply_rope_fusion = false, "Fused rotary embedding.", idle_unless(ROTATED)
             => no_counterpart("unfused rotary embedding; it is one operation, fused with attention where possible").inert(&["true"]);
         /// Activation recompute.
-        @execution recompute_granularity: Option<RecomputeGranularity> = None;
+        @execution recompute_granularity: Option<RecomputeGranularity> = None, Group::EveryKind;
         /// Layer choice of full recompute.
         @execution recompute_method: Option<RecomputeMethod> = None,
             needs("model.recompute_granularity = full"),
-            given_with("model.recompute_granularity = full");
+            given_with("model.recompute_granularity = full"), Group::EveryKind;
         /// Chunk size (uniform) or number of layers (block).
         @execution recompute_num_layers: Option<usize> = None, COUNT,
             needs("model.recompute_granularity = full"),
-            given_with("model.recompute_granularity = full");
+            given_with("model.recompute_granularity = full"), Group::EveryKind;
         /// Modules of selective recompute; null is `["core_attn"]`.
         @execution recompute_modules: Option<Vec<String>> = None,
-            needs("model.recompute_granularity = selective");
+            needs("model.recompute_granularity = selective"), Group::EveryKind;
         refused distribute_saved_activations = false, "Shard saved inputs over tensor-parallel ranks."
             => not_built("the saved inputs of full recompute sharded over tensor-parallel ranks; sequence_parallel shards them").execution_only();
         /// Move what the first `cpu_offloading_num_layers` layers keep for backward to the host,
@@ -546,7 +547,7 @@ section! {
         @training freeze_moe_router: bool = false;
         /// Parameters that keep their values, by name; `*` is any run of characters (ours).
         @training freeze_parameters: Vec<String> = Vec::new(),
-            excludes("peft: all but the adapters is frozen there");
+            excludes("peft: all but the adapters is frozen there"), Group::EveryKind;
         /// Routing by random scores in training, for benchmarks.
         @training moe_router_force_load_balancing: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).

@@ -1,8 +1,9 @@
 //! Kinds of model that list the settings of `[model]` that they support.
 
+use super::super::spec::Group;
 use super::super::{
-    ConfigErrors, Data, ErrorKind, Format, Kind, Kinds, OF_EVERY_KIND, RunConfig, Section, TransformerConfig, World,
-    diff, json_schema, load_text,
+    ConfigErrors, Data, ErrorKind, FieldSpec, Format, Kind, Kinds, RunConfig, Section, TransformerConfig, World, diff,
+    json_schema, load_text,
 };
 
 /// Settings that all kinds need, and no more.
@@ -59,10 +60,11 @@ fn values_that_ask_for_nothing_and_settings_of_every_kind_are_accepted() {
     load(&["model.overlap_p2p_comm=true", "model.attention_backend=local"]).expect("they say what Bridge does");
     let run = load(&["mixed_precision=bf16_mixed", "model.recompute_granularity=full"]);
     assert!(!run.expect_err("a method is missing").names("model.recompute_granularity"));
-    let fields = TransformerConfig::fields();
-    for name in OF_EVERY_KIND {
-        let field = fields.iter().find(|field| field.name == name).expect("a setting");
-        assert!(field.refusal.as_ref().is_none_or(|refusal| !refusal.is_whole()), "{name}");
+    let of_every_kind = |field: &FieldSpec| field.groups.contains(&Group::EveryKind);
+    let fields: Vec<_> = TransformerConfig::fields().into_iter().filter(of_every_kind).collect();
+    assert_eq!(fields.len(), 32);
+    for field in fields {
+        assert!(field.refusal.as_ref().is_none_or(|refusal| !refusal.is_whole()), "{}", field.name);
     }
 }
 
