@@ -197,7 +197,7 @@ fn per_layer(draft: &mut Draft<'_>, key: &str, freq: &OneOrMany<usize>, nth: boo
             draft.error(ErrorKind::OutOfRange, key, "must be at least 1");
             Vec::new()
         }
-        OneOrMany::One(n) => (1..=num_layers).map(|layer| layer.is_multiple_of(*n) == nth).collect(),
+        OneOrMany::One(n) => (1..=num_layers.min(65_536)).map(|layer| layer.is_multiple_of(*n) == nth).collect(),
         OneOrMany::Many(flags) => {
             draft.require(
                 flags.len() == num_layers,

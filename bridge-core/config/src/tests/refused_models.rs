@@ -1,7 +1,7 @@
 //! Refusals of the rules on models, their data and tokenizers, as a table, and the key that each
 //! names.
 
-use super::assert_all_refused;
+use super::{assert_all_refused, tiny_errors};
 
 /// One row per rule: overrides of the tiny recipe, and the key that must be named.
 const REFUSED: &[(&[&str], &str)] = &[
@@ -204,4 +204,12 @@ const REFUSED: &[(&[&str], &str)] = &[
 #[test]
 fn each_rule_on_models_refuses_and_names_its_key() {
     assert_all_refused(REFUSED);
+}
+
+#[test]
+fn flags_of_layers_are_not_made_for_more_layers_than_there_can_be() {
+    for other in ["model.window_attn_skip_freq=2", "model.no_rope_freq=2"] {
+        let errors = tiny_errors(&["model.num_layers=1000000000000000", "model.window_size=[8, 0]", other]);
+        assert!(errors.names("model.num_layers"), "{errors}");
+    }
 }
