@@ -2,7 +2,6 @@
 //! checks go through, and what this release says to using each.
 
 use std::collections::HashMap;
-use std::ops::Deref;
 use std::sync::LazyLock;
 
 use super::kinds::Kinds;
@@ -28,6 +27,13 @@ pub(super) static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
     rows
 });
 
+/// All rows, those of outer tables first.
+pub(super) static SETTINGS: LazyLock<Vec<&Row>> = LazyLock::new(|| {
+    let mut settings: Vec<_> = ROWS.iter().collect();
+    settings.sort_by_key(|row| row.key.matches('.').count());
+    settings
+});
+
 static BY_KEY: LazyLock<HashMap<&str, &Row>> =
     LazyLock::new(|| ROWS.iter().map(|row| (row.key.as_str(), row)).collect());
 
@@ -46,21 +52,6 @@ pub(super) fn row(key: &str) -> Option<&'static Row> {
     BY_KEY.get(key).copied()
 }
 
-/// A row, for a recipe that chose its kinds of model and dataset.
-pub(super) struct Setting {
-    row: &'static Row,
-    /// Why it cannot be used with the chosen kinds, whatever its value.
-    pub refused: Option<String>,
-}
-
-impl Deref for Setting {
-    type Target = Row;
-
-    fn deref(&self) -> &Row {
-        self.row
-    }
-}
-
 impl Row {
     /// Last component of the key.
     pub fn name(&self) -> &'static str {
@@ -76,26 +67,18 @@ impl Row {
     pub fn section(&self) -> &str {
         self.key.rsplit_once('.').map_or("", |(section, _)| section)
     }
-}
 
-/// All settings and sections, the outer ones first, for a recipe that chose these kinds of model
-/// and dataset.
-pub(super) fn settings(kinds: &Kinds, root: &Node) -> Vec<Setting> {
-    let chosen = |key: &str| root.get_path(key).map(|node| node.to_inline().trim_matches(['"', '\'']).to_owned());
-    let model = chosen("model.kind").unwrap_or_else(|| "gpt".into());
-    let setting = |row| Setting { row, refused: refusal(kinds, &model, row) };
-    let mut all: Vec<Setting> = ROWS.iter().map(setting).collect();
-    all.sort_by_key(|setting| setting.key.matches('.').count());
-    all
-}
-
-/// Why a setting cannot be used with a kind of model, whatever its value.
-fn refusal(kinds: &Kinds, model: &str, row: &Row) -> Option<String> {
-    if let (Some(name), Some(kind)) = (row.key.strip_prefix("model."), kinds.model.get(model))
-        && let Some(listed) = &kind.settings
-    {
-        let is_listed = row.is_of_every_kind() || listed.iter().any(|listed| listed == name);
-        return (!is_listed).then(|| format!("model.kind = {model:?} does not have this setting"));
+    /// Why the setting cannot be used in a recipe of these values, whatever its own: because of the
+    /// kind of model, or in any.
+    pub fn refused(&self, kinds: &Kinds, root: &Node) -> Option<String> {
+        let model = root.get_path("model.kind").map_or_else(|| "gpt".into(), Node::to_inline);
+        let model = model.trim_matches(['"', '\'']);
+        if let (Some(name), Some(kind)) = (self.key.strip_prefix("model."), kinds.model.get(model))
+            && let Some(listed) = &kind.settings
+        {
+            let is_listed = self.is_of_every_kind() || listed.iter().any(|listed| listed == name);
+            return (!is_listed).then(|| format!("model.kind = {model:?} does not have this setting"));
+        }
+        self.field.refusal.as_ref().filter(|refusal| refusal.is_whole()).map(super::Refusal::message)
     }
-    row.field.refusal.as_ref().filter(|refusal| refusal.is_whole()).map(super::Refusal::message)
 }

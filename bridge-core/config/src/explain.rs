@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::advice::{ALIASES, meant_by};
-use super::catalogue::{Setting, settings};
+use super::catalogue::{Row, SETTINGS, row};
 use super::changes::concerns;
 use super::error::ErrorKind;
 use super::kinds::Kinds;
@@ -59,31 +59,30 @@ pub struct Explanation {
 /// # Errors
 /// The nearest setting, if there is no such setting.
 pub fn explain(key: &str, kinds: &Kinds) -> Result<Explanation, String> {
-    let all = settings(kinds, &Node::null());
-    let of_key = |key: &str| all.iter().find(|setting| setting.key == key);
-    let other = if of_key(key).is_none() { meant_by(key, kinds) } else { None };
-    let meant = other.as_ref().and_then(|(_, meant)| of_key(meant.first()?));
-    let Some(setting) = of_key(key).or(meant) else {
+    let other = if row(key).is_none() { meant_by(key, kinds) } else { None };
+    let meant = other.as_ref().and_then(|(_, meant)| row(meant.first()?));
+    let Some(setting) = row(key).or(meant) else {
         let offer = other.map(|(text, _)| format!("; {text}")).unwrap_or_default();
         return Err(format!("{key}: there is no such setting{offer}"));
     };
-    let mut explanation = explanation(setting);
+    let mut explanation = explanation(setting, kinds);
     explanation.asked = other.map(|(text, _)| format!("{key}: {text}"));
     if setting.is_section {
-        explanation.settings =
-            all.iter().filter(|other| other.section() == setting.key).map(self::explanation).collect();
-    } else if setting.refused.is_none() {
-        explanation.rules = rules(setting, &all, kinds);
+        let inner = SETTINGS.iter().filter(|other| other.section() == setting.key);
+        explanation.settings = inner.map(|inner| self::explanation(inner, kinds)).collect();
+    } else if setting.refused(kinds, &Node::null()).is_none() {
+        explanation.rules = rules(setting, kinds);
     }
     Ok(explanation)
 }
 
 /// The keys of all settings and sections.
-pub fn keys(kinds: &Kinds) -> Vec<String> {
-    settings(kinds, &Node::null()).into_iter().map(|setting| setting.key.clone()).collect()
+pub fn keys(_kinds: &Kinds) -> Vec<String> {
+    SETTINGS.iter().map(|setting| setting.key.clone()).collect()
 }
 
-fn explanation(setting: &Setting) -> Explanation {
+fn explanation(setting: &Row, kinds: &Kinds) -> Explanation {
+    let refused = setting.refused(kinds, &Node::null());
     let field = &setting.field;
     let (status, reason, accepted) = match &field.refusal {
         None => ("accepted", None, Vec::new()),
@@ -98,13 +97,13 @@ fn explanation(setting: &Setting) -> Explanation {
         values: (field.spec)().to_string(),
         range: field.limits.is_bounded().then(|| field.limits.to_string()),
         default: if setting.is_section { Node::null() } else { field.default.clone() },
-        status: if setting.refused.is_some() && status == "accepted" { "refused" } else { status },
+        status: if refused.is_some() && status == "accepted" { "refused" } else { status },
         changes: match concerns(&setting.key) {
             Concerns::Function => "what the model computes",
             Concerns::Training => "the course of training",
             Concerns::Execution => "nothing but how a run is executed",
         },
-        reason: reason.or_else(|| setting.refused.clone()),
+        reason: reason.or(refused),
         accepted,
         upstream: if is_ours { Vec::new() } else { classes_of(section) },
         elsewhere: elsewhere(&setting.key),
@@ -140,14 +139,14 @@ const MOST_RULES: usize = 12;
 
 /// Messages of the rules on the setting's row, then of those that other values than its default
 /// break: first alone, then beside each other setting of its section.
-fn rules(setting: &Setting, all: &[Setting], kinds: &Kinds) -> Vec<String> {
+fn rules(setting: &Row, kinds: &Kinds) -> Vec<String> {
     let mut rules = setting.field.rules.iter().map(Rule::message).collect::<Vec<_>>();
     let shape_of = |rule: &str| rule.chars().filter(|c| !c.is_ascii_digit()).collect::<String>();
     let mut said: BTreeSet<_> = rules.iter().map(|rule| (setting.key.clone(), shape_of(rule))).collect();
     let probes = probes(&setting.field);
     let alone = probes.iter().map(|value| vec![format!("{}={value}", setting.key)]);
-    let beside = all.iter().filter(|other| other.section() == setting.section() && other.key != setting.key);
-    let beside = beside.filter(|other| other.refused.is_none()).filter_map(|other| {
+    let beside = SETTINGS.iter().filter(|other| other.section() == setting.section() && other.key != setting.key);
+    let beside = beside.filter(|other| other.refused(kinds, &Node::null()).is_none()).filter_map(|other| {
         let value = self::probes(&other.field).into_iter().next()?;
         Some(vec![format!("{}={value}", other.key), format!("{}={}", setting.key, probes.first()?)])
     });

@@ -34,7 +34,7 @@ pub struct FieldSpec {
 /// Group of settings of `[model]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Group {
-    /// Settings of the loop and of the pipeline rather than of a kind of model: every kind has them.
+    /// Settings that every kind of model has: of the loop and of the pipeline.
     EveryKind,
     /// Parallel sizes, and what goes with one of them.
     Layout,
@@ -180,8 +180,8 @@ pub(super) fn is_null_word(node: &Node) -> bool {
 }
 
 impl Refusal {
-    /// Status of the setting: `partly` (some values are implemented), `refused`, or `inert` (no value
-    /// has an effect).
+    /// Status of the setting: `partly` (some values are implemented), `refused`, or `inert` (no
+    /// value has an effect).
     pub(super) fn status(&self, field: &FieldSpec) -> &'static str {
         match (self.is_whole(), self.is_inert(field)) {
             (false, _) => "partly",

@@ -12,11 +12,12 @@ mod units;
 mod values;
 mod wrong_values;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
 
 pub(super) use aliases::ALIASES;
 
-use super::catalogue::{Setting, settings};
+use super::catalogue::{Row, SETTINGS, row};
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
 use super::kinds::Kinds;
 use super::node::{Data, Entry, Location, Node};
@@ -37,7 +38,7 @@ pub(super) fn advise(errors: ConfigErrors, kinds: &Kinds, root: &Node) -> Config
     if !errors.iter().any(|error| error.written.is_some()) {
         return errors;
     }
-    let advisor = Advisor::new(kinds, root);
+    let advisor = Advisor { kinds, root };
     let mut num_unknown = 0;
     let advised = errors.into_iter().flat_map(|mut error| match (error.kind, error.written.take()) {
         (ErrorKind::UnknownKey, Some(written)) => {
@@ -65,17 +66,17 @@ pub fn advice_for(name: &str, kinds: &Kinds) -> Option<String> {
 
 /// The same as a sentence with the settings that are meant.
 pub(super) fn meant_by(name: &str, kinds: &Kinds) -> Option<(String, Vec<String>)> {
-    Advisor::new(kinds, &NOTHING).find(name, None, None).map(|advice| (advice.text, advice.meant))
+    Advisor { kinds, root: &NOTHING }.find(name, None, None).map(|advice| (advice.text, advice.meant))
 }
 
 /// Replacement for a value that its setting does not know.
 pub(super) fn advice_on_value(key: &str, value: &str, kinds: &Kinds) -> Option<String> {
-    ALIASES.value(key, value).map(|row| Advisor::new(kinds, &NOTHING).offer(row, None).text)
+    ALIASES.value(key, value).map(|row| Advisor { kinds, root: &NOTHING }.offer(row, None).text)
 }
 
 /// Replacement for a number outside the range of its setting, if its meaning has another name here.
 pub(super) fn advice_on_number(key: &str, value: &Node, kinds: &Kinds) -> Option<String> {
-    Advisor::new(kinds, &NOTHING).on_number(key, value)
+    Advisor { kinds, root: &NOTHING }.on_number(key, value)
 }
 
 /// The advice on one name or value.
@@ -89,49 +90,32 @@ struct Advisor<'k> {
     kinds: &'k Kinds,
     /// Written recipe; null without one.
     root: &'k Node,
-    settings: Vec<Setting>,
-    /// Places in `settings` by key.
-    by_key: HashMap<String, usize>,
-    /// Forms of the names of `settings` that names of a recipe are compared with, in the same
-    /// order.
-    forms: Vec<NameForms>,
 }
 
-/// Forms of a setting's name.
+/// Forms of a setting's name that names of a recipe are compared with.
 struct NameForms {
     lowered: String,
     collapsed: String,
     words: BTreeSet<&'static str>,
 }
 
-impl<'k> Advisor<'k> {
-    fn new(kinds: &'k Kinds, root: &'k Node) -> Self {
-        let settings = settings(kinds, root);
-        let by_key = settings.iter().enumerate().map(|(place, setting)| (setting.key.clone(), place)).collect();
-        let forms = settings.iter().map(|setting| {
-            let lowered = setting.name().to_lowercase();
-            let collapsed = names::collapsed(&lowered);
-            NameForms { lowered, collapsed, words: names::words(setting.name(), &ALIASES.words) }
-        });
-        let forms = forms.collect();
-        Self { kinds, root, settings, by_key, forms }
-    }
+/// All settings but sections, with the forms of their names.
+static NAMED: LazyLock<Vec<(&Row, NameForms)>> = LazyLock::new(|| {
+    let settings = SETTINGS.iter().filter(|row| !row.is_section);
+    let named = settings.map(|row| {
+        let lowered = row.name().to_lowercase();
+        let collapsed = names::collapsed(&lowered);
+        (*row, NameForms { lowered, collapsed, words: names::words(row.name(), &ALIASES.words) })
+    });
+    named.collect()
+});
 
-    /// The settings with the forms of their names.
-    fn named_settings(&self) -> impl Iterator<Item = (&Setting, &NameForms)> {
-        self.settings.iter().zip(&self.forms)
-    }
+/// True if a key is that of a section.
+fn is_section(key: &str) -> bool {
+    row(key).is_some_and(|row| row.is_section)
 }
 
 impl Advisor<'_> {
-    fn setting(&self, key: &str) -> Option<&Setting> {
-        self.by_key.get(key).map(|place| &self.settings[*place])
-    }
-
-    fn is_section(&self, key: &str) -> bool {
-        self.setting(key).is_some_and(|setting| setting.is_section)
-    }
-
     /// Why a target cannot be used: its setting, or the kind of data that it chooses.
     fn refused(&self, key: &str, value: Option<&str>) -> Option<String> {
         let of_kind = match (key, value) {
@@ -141,7 +125,12 @@ impl Advisor<'_> {
         };
         let of_kind = of_kind.and_then(|kind| kind.not_implemented.as_ref());
         let of_kind = of_kind.map(|reason| format!("not implemented yet: {reason}"));
-        of_kind.or_else(|| self.setting(key)?.refused.clone())
+        of_kind.or_else(|| self.reason(row(key)?))
+    }
+
+    /// Why a setting cannot be used.
+    fn reason(&self, setting: &Row) -> Option<String> {
+        setting.refused(self.kinds, self.root)
     }
 
     /// The problem of an unknown name, or those of the names in an unknown table.
@@ -149,7 +138,7 @@ impl Advisor<'_> {
         let Some(entries) = entries_of(written) else {
             return vec![self.completed(error, Some(written))];
         };
-        if self.is_misspelt_table(&error, entries) {
+        if Self::is_misspelt_table(&error, entries) {
             return vec![error];
         }
         let leaves = leaves(&error.key, entries);
@@ -205,11 +194,11 @@ impl Advisor<'_> {
     }
 
     /// True if a table has settings of the section that its name resembles.
-    fn is_misspelt_table(&self, error: &ConfigError, entries: &[Entry]) -> bool {
+    fn is_misspelt_table(error: &ConfigError, entries: &[Entry]) -> bool {
         let Some(nearest) = &error.nearest else {
             return false;
         };
-        is_like(error) && entries.iter().all(|entry| self.setting(&format!("{nearest}.{}", entry.key)).is_some())
+        is_like(error) && entries.iter().all(|entry| row(&format!("{nearest}.{}", entry.key)).is_some())
     }
 
     /// The problem of one unknown name, with what it stands for.
@@ -231,7 +220,7 @@ impl Advisor<'_> {
                 ConfigError { nearest: name, meant: advice.meant, ..error }
             }
             // A section is no answer to a setting, unless its name is misspelt.
-            (None, Some(nearest)) if !is_misspelt && self.is_section(&key_of(&nearest)) => {
+            (None, Some(nearest)) if !is_misspelt && is_section(&key_of(&nearest)) => {
                 ConfigError { meant: Vec::new(), ..error }
             }
             (None, Some(nearest)) => match self.refused(&key_of(&nearest), None) {
@@ -241,7 +230,7 @@ impl Advisor<'_> {
             (None, None) => {
                 let section = parent.trim_end_matches('.');
                 let error = ConfigError { meant: Vec::new(), ..error };
-                if self.is_section(section) {
+                if is_section(section) {
                     error.with_hint(format!("`bridge config explain {section}` lists the settings of [{section}]"))
                 } else {
                     error

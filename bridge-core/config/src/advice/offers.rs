@@ -1,6 +1,7 @@
 //! Rows of the table of names as sentences: what to write, what to leave out, and why there is
 //! nothing like it.
 
+use super::super::catalogue;
 use super::super::node::{Data, Node};
 use super::super::overrides::value_of;
 use super::super::spec::TypeSpec;
@@ -60,7 +61,7 @@ impl Advisor<'_> {
         }
         let is_null = written.is_null();
         let is_off_without = |(key, value): &Target<'_>| {
-            self.setting(key).is_some_and(|setting| match value {
+            catalogue::row(key).is_some_and(|setting| match value {
                 Some(value) => setting.field.default != value_of(value),
                 // Whoever writes a value that the setting takes means it.
                 None if !is_null && (setting.field.spec)().accepts(written) => false,
@@ -116,7 +117,7 @@ impl Advisor<'_> {
 
     /// A value as it is written, if its setting takes it.
     fn taken(&self, key: &str, value: &Node) -> Option<String> {
-        let setting = self.setting(key)?;
+        let setting = catalogue::row(key)?;
         let field = &setting.field;
         let is_built = field.refusal.as_ref().is_none_or(|refusal| refusal.accepted(&field.default).contains(value));
         let is_right = (field.spec)().accepts(value) && field.limits.violation(value).is_none();
@@ -125,7 +126,7 @@ impl Advisor<'_> {
 
     /// The name that a value is to its setting, whatever its case.
     fn name_of(&self, key: &str, value: &Node) -> Option<String> {
-        let name = values::name_of(value, &(self.setting(key)?.field.spec)())?;
+        let name = values::name_of(value, &(catalogue::row(key)?.field.spec)())?;
         self.taken(key, &Node::string(name))
     }
 
@@ -137,7 +138,7 @@ impl Advisor<'_> {
 
     /// Value in the unit of the setting.
     pub(super) fn meaning(&self, key: &str, written: &Node, train_iters: Option<i128>) -> Option<units::Meaning> {
-        let setting = self.setting(key).filter(|setting| !setting.is_section)?;
+        let setting = catalogue::row(key).filter(|setting| !setting.is_section)?;
         let takes = |data: Data| (setting.field.spec)().accepts(&Node::from(data));
         units::meaning(setting.name(), takes(Data::Int(1)) && !takes(Data::Float(0.5)), written, train_iters)
     }
@@ -145,7 +146,7 @@ impl Advisor<'_> {
     /// The row of a value that other programs write and that the setting does not accept; of a
     /// list, those of its items together.
     fn row_of_value(&self, key: &str, written: &Node) -> Option<Row> {
-        let spec = (self.setting(key)?.field.spec)();
+        let spec = (catalogue::row(key)?.field.spec)();
         if let Data::List(items) = &written.data
             && !spec.accepts(written)
         {

@@ -5,10 +5,10 @@
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 
-use super::super::catalogue::Setting;
+use super::super::catalogue::{self, Row as Setting};
 use super::super::node::Node;
 use super::aliases::{ALIASES, Row};
-use super::{Advice, Advisor, NameForms, TYPING_ERROR, entries_of, names, readings};
+use super::{Advice, Advisor, NAMED, NameForms, TYPING_ERROR, entries_of, names, readings};
 
 /// The least likeness of letters of names that can only be the same, with a mistake in one word.
 const SAME_LETTERS: f64 = 0.9;
@@ -25,6 +25,10 @@ static WORDS_OF_ALIASES: LazyLock<Vec<(&str, BTreeSet<&str>, &Row)>> = LazyLock:
     let names = names.filter(|(name, _)| !name.contains(['.', '*']));
     names.map(|(name, row)| (name, names::words(name, &ALIASES.words), row)).collect()
 });
+
+fn named_settings() -> impl Iterator<Item = (&'static Setting, &'static NameForms)> {
+    NAMED.iter().map(|(row, forms)| (*row, forms))
+}
 
 /// The smaller and the larger of two numbers.
 fn minmax(a: usize, b: usize) -> (usize, usize) {
@@ -60,7 +64,7 @@ impl Advisor<'_> {
                 return Some(self.offer(&row, written));
             }
         }
-        if let Some(setting) = misspelt.and_then(|key| self.setting(key)) {
+        if let Some(setting) = misspelt.and_then(catalogue::row) {
             return Some(self.offer(&Row::of_setting(&setting.key), None));
         }
         if let Some(row) = ALIASES.family(name).cloned().or_else(|| self.row_like(name, &parts)) {
@@ -83,12 +87,12 @@ impl Advisor<'_> {
 
     /// The only setting whose name has all words of a name and more: two words in the section that
     /// is meant, or three anywhere.
-    fn with_words_of(&self, parts: &[String]) -> Option<&Setting> {
+    fn with_words_of(&self, parts: &[String]) -> Option<&'static Setting> {
         let wanted = names::words(parts.last()?, &ALIASES.words);
         let table = parts.iter().rev().nth(1).map_or("", |table| readings::trunk(table));
         let section = ALIASES.tables.get(table).map_or(table, String::as_str);
         let only = |least: usize, is_near: &dyn Fn(&Setting) -> bool| {
-            let named = self.named_settings().filter(|(setting, _)| !setting.is_section && is_near(setting));
+            let named = named_settings().filter(|(setting, _)| is_near(setting));
             let mut found = named.filter(|(_, forms)| wanted.iter().all(|word| forms.words.contains(word)));
             let (first, _) = found.next().filter(|_| wanted.len() >= least)?;
             found.next().is_none().then_some(first)
@@ -124,7 +128,7 @@ impl Advisor<'_> {
             return None;
         }
         let name = format!("eval_{name}");
-        let setting = || self.setting(&format!("validation.{name}")).map(|setting| Row::of_setting(&setting.key));
+        let setting = || catalogue::row(&format!("validation.{name}")).map(|setting| Row::of_setting(&setting.key));
         ALIASES.name(&name).cloned().or_else(setting)
     }
 
@@ -160,13 +164,12 @@ impl Advisor<'_> {
 
     /// The setting of the section that a foreign table stands for, by its letters or, in small
     /// sections, by words that all are in its name.
-    fn in_section_of(&self, parts: &[String]) -> Option<&Setting> {
+    fn in_section_of(&self, parts: &[String]) -> Option<&'static Setting> {
         let [.., table, name] = parts else {
             return None;
         };
         let section = ALIASES.tables.get(readings::trunk(table))?;
-        let own: Vec<_> =
-            self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section).collect();
+        let own: Vec<_> = named_settings().filter(|(setting, _)| setting.section() == section).collect();
         let short = names::collapsed(name);
         let same = own.iter().find(|(_, forms)| forms.collapsed == short);
         let wanted = names::words(name, &ALIASES.words);
@@ -174,15 +177,15 @@ impl Advisor<'_> {
             return same.map(|(setting, _)| *setting);
         }
         let has_words = |forms: &NameForms| wanted.iter().all(|word| forms.words.contains(word));
-        let fits = own.iter().filter(|(setting, forms)| setting.refused.is_none() && has_words(forms));
+        let fits = own.iter().filter(|(setting, forms)| self.reason(setting).is_none() && has_words(forms));
         fits.min_by_key(|(_, forms)| forms.words.len()).map(|(setting, _)| *setting)
     }
 
     /// The setting of the section in which a name stands that has the same letters, or, for a name
     /// that only switches something on, its switch.
-    fn in_own_section(&self, path: &str, name: &str) -> Option<&Setting> {
+    fn in_own_section(&self, path: &str, name: &str) -> Option<&'static Setting> {
         let (section, _) = path.rsplit_once('.')?;
-        let mut own = self.named_settings().filter(|(setting, _)| setting.section() == section && !setting.is_section);
+        let mut own = named_settings().filter(|(setting, _)| setting.section() == section);
         let short = names::collapsed(name);
         let is_switch = names::words(name, &ALIASES.words).is_empty();
         let found = own.find(|(_, forms)| forms.collapsed == short || is_switch && forms.collapsed == "enabled");
@@ -191,11 +194,11 @@ impl Advisor<'_> {
 
     /// Best of the settings that fit: one of the section that the path names, else one that can be
     /// used, else the first.
-    fn best(&self, parts: &[String], fits: &dyn Fn(&NameForms) -> bool) -> Option<&Setting> {
-        let fitting = self.named_settings().filter(|(setting, forms)| !setting.is_section && fits(forms));
+    fn best(&self, parts: &[String], fits: &dyn Fn(&NameForms) -> bool) -> Option<&'static Setting> {
+        let fitting = named_settings().filter(|(_, forms)| fits(forms));
         let all: Vec<_> = fitting.map(|(setting, _)| setting).collect();
         let is_named = |setting: &&&Setting| parts.iter().any(|part| part == setting.section());
-        let is_usable = |setting: &&&Setting| setting.refused.is_none();
+        let is_usable = |setting: &&&Setting| self.reason(setting).is_none();
         let named = all.iter().filter(is_usable).find(is_named);
         named.or_else(|| all.iter().find(is_usable)).or_else(|| all.first()).copied()
     }
@@ -204,7 +207,7 @@ impl Advisor<'_> {
     /// alike one of the section that the path names.
     fn row_like(&self, name: &str, parts: &[String]) -> Option<Row> {
         let aliases = WORDS_OF_ALIASES.iter().map(|(name, words, row)| ((*name, Some(*row), None), words));
-        let settings = self.named_settings().filter(|(setting, _)| !setting.is_section);
+        let settings = named_settings();
         let settings = settings.map(|(setting, forms)| ((setting.name(), None, Some(setting)), &forms.words));
         let wanted = names::words(name, &ALIASES.words);
         let length = name.chars().count();

@@ -1,6 +1,6 @@
 //! Replacements for values that a setting cannot have.
 
-use super::super::catalogue::Setting;
+use super::super::catalogue::{self, Row as Setting};
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Node};
 use super::super::spec::TypeSpec;
@@ -14,7 +14,7 @@ impl Advisor<'_> {
     /// Problem of a value that its setting cannot have, or, for a table, the problems of its
     /// entries.
     pub(super) fn wrong(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
-        let is_value = self.setting(&error.key).is_some_and(|setting| !setting.is_section);
+        let is_value = catalogue::row(&error.key).is_some_and(|setting| !setting.is_section);
         let leaves = written.entries().filter(|_| is_value).map(|entries| leaves(&error.key, entries));
         let found = leaves.iter().flatten().filter_map(|leaf| {
             let advice = self.find(&leaf.key, None, Some(leaf.node))?;
@@ -29,17 +29,16 @@ impl Advisor<'_> {
     fn wrong_value(&self, error: ConfigError, written: &Node) -> ConfigError {
         let whole = error.key.clone();
         let mut key = whole.as_str();
-        while self.setting(key).is_none() {
+        while catalogue::row(key).is_none() {
             match key.rsplit_once('.') {
                 Some((outer, _)) => key = outer,
                 None => return error,
             }
         }
-        let setting = self.setting(key).expect("found above");
-        if let Some(reason) = &setting.refused {
+        let setting = catalogue::row(key).expect("found above");
+        if let Some(reason) = self.reason(setting) {
             let expected = format!("{} (its default)", setting.field.default.to_inline());
-            let hint = reason.clone();
-            return ConfigError { nearest: None, expected: Some(expected), ..error }.with_hint(hint);
+            return ConfigError { nearest: None, expected: Some(expected), ..error }.with_hint(reason);
         }
         let text = written.to_inline();
         let text = text.trim_matches(['"', '\'']);
@@ -107,7 +106,7 @@ impl Advisor<'_> {
     /// The hint on a number outside the range of its setting: what other programs mean by it, or
     /// null, where 0 and -1 say what null says.
     pub(super) fn on_number(&self, key: &str, written: &Node) -> Option<String> {
-        let setting = self.setting(key).filter(|setting| setting.refused.is_none())?;
+        let setting = catalogue::row(key).filter(|setting| self.reason(setting).is_none())?;
         if let Some(row) = ALIASES.exact_value(key, &written.to_inline()) {
             return Some(self.offer(row, None).text);
         }

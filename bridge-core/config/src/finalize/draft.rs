@@ -67,8 +67,8 @@ impl<'r> Draft<'r> {
         }
     }
 
-    /// Reports a text, of which `name` is the part that should be one of `names`; `more` stands behind
-    /// the names.
+    /// Reports a text, of which `name` is the part that should be one of `names`; `more` stands
+    /// behind the names.
     pub fn unknown_name(&mut self, key: &str, message: &str, (text, name): (&str, &str), names: &[&str], more: &str) {
         let mut error = ConfigError::new(ErrorKind::WrongType, key, message)
             .with_found(format!("{text:?}"))

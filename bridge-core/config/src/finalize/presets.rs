@@ -20,8 +20,8 @@ const INSTEAD_OF_BYTES: &str = "; model.fp8 gives linear layers products of 8-bi
 /// Recipes of 4 bits, understood but not implemented.
 const NOT_IMPLEMENTED: [&str; 2] = ["bf16_with_nvfp4_mixed", "nemotron_3_super_bf16_with_nvfp4_mixed"];
 
-/// The recipes: the dtype of parameters, and the settings of 8-bit products in `[model]`: those that
-/// the recipe states (`=`) and those that it only suggests (`?`).
+/// The recipes: the dtype of parameters, and the settings of 8-bit products in `[model]`, which a
+/// recipe states (`=`) or only suggests (`?`).
 const RECIPES: [(&str, DType, &str); 12] = [
     ("bf16_mixed", DType::BFloat16, ""),
     ("fp16_mixed", DType::Float16, ""),

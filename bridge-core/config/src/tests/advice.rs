@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use super::super::advice::ALIASES;
-use super::super::catalogue::{Setting, settings};
+use super::super::catalogue::{Row, SETTINGS, row};
 use super::super::{ConfigErrors, ErrorKind, Kinds, Node, advice_for};
 use super::{TINY, run_toml, tiny};
 
 const WRONG: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/config/wrong_recipes.txt"));
 
-fn all() -> Vec<Setting> {
-    settings(&Kinds::builtin(), &Node::null())
+fn is_refused(setting: &Row) -> bool {
+    setting.refused(&Kinds::builtin(), &Node::null()).is_some()
 }
 
 /// Message besides the key and the place.
@@ -85,7 +85,7 @@ fn a_switch_says_nothing_by_itself_and_a_section_that_is_written_wins() {
 
 /// The dotted names in a sentence that begin with a section.
 fn keys_in(text: &str) -> Vec<String> {
-    let sections: BTreeSet<String> = all().iter().map(|setting| setting.section().to_owned()).collect();
+    let sections: BTreeSet<String> = SETTINGS.iter().map(|setting| setting.section().to_owned()).collect();
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == '.'));
     let words = words.map(|word| word.trim_matches('.')).filter(|word| word.contains('.') && !word.ends_with(".json"));
     words.filter(|word| sections.contains(word.rsplit_once('.').unwrap().0)).map(str::to_owned).collect()
@@ -93,10 +93,9 @@ fn keys_in(text: &str) -> Vec<String> {
 
 #[test]
 fn nothing_that_is_refused_is_offered() {
-    let all = all();
-    let setting = |key: &str| all.iter().find(|setting| setting.key == key);
+    let setting = row;
     for row in ALIASES.names.iter().chain(&ALIASES.values) {
-        let refused = |key: &str| setting(key).unwrap_or_else(|| panic!("{key} of {}", row.of)).refused.is_some();
+        let refused = |key: &str| is_refused(setting(key).unwrap_or_else(|| panic!("{key} of {}", row.of)));
         for (key, value) in row.targets() {
             assert!(!refused(key) || value.is_none(), "{key} of {}", row.of);
             // Whether the recipe is otherwise right does not matter here: the name and the value
@@ -115,14 +114,14 @@ fn nothing_that_is_refused_is_offered() {
         }
     }
     for target in ALIASES.sections.values() {
-        assert!(setting(target).is_some_and(|setting| setting.refused.is_none()), "{target}");
+        assert!(setting(target).is_some_and(|setting| !is_refused(setting)), "{target}");
     }
 }
 
 #[test]
 fn a_name_is_in_the_table_once_and_is_no_setting() {
     let mut seen = BTreeSet::new();
-    let keys: BTreeSet<String> = all().into_iter().map(|setting| setting.key.clone()).collect();
+    let keys: BTreeSet<String> = SETTINGS.iter().map(|setting| setting.key.clone()).collect();
     for name in ALIASES.names.iter().flat_map(|row| row.names()) {
         assert!(seen.insert(name), "{name} stands there twice");
         assert!(!keys.contains(name), "{name} is a setting");
@@ -133,7 +132,7 @@ fn a_name_is_in_the_table_once_and_is_no_setting() {
 
 #[test]
 fn every_refused_setting_is_answered_with_its_reason() {
-    for setting in all().iter().filter(|setting| setting.refused.is_some() && !setting.is_section) {
+    for setting in SETTINGS.iter().filter(|setting| is_refused(setting) && !setting.is_section) {
         if let Some(text) = advice_for(&setting.key, &Kinds::builtin()) {
             assert!(!text.contains(&format!("`{}`", setting.key)), "{}: {text}", setting.key);
         }
