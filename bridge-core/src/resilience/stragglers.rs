@@ -62,31 +62,6 @@ pub struct RankWindow {
     pub usual: Option<f64>,
 }
 
-/// The own times of a rank in past windows.
-#[derive(Clone, Debug, Default)]
-pub struct Past {
-    windows: VecDeque<f64>,
-    /// Micro-batches of their steps.
-    num_microbatches: u64,
-}
-
-impl Past {
-    /// The time in the middle of those before, of steps with as many micro-batches; `own` joins
-    /// them.
-    pub fn usual_before(&mut self, own: f64, num_microbatches: u64) -> Option<f64> {
-        if self.num_microbatches != num_microbatches {
-            self.windows.clear();
-            self.num_microbatches = num_microbatches;
-        }
-        let usual = sorted(self.windows.iter().copied()).get(self.windows.len().saturating_sub(1) / 2).copied();
-        self.windows.push_back(own);
-        if self.windows.len() > PAST {
-            self.windows.pop_front();
-        }
-        usual
-    }
-}
-
 /// Speed of a rank, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
@@ -99,7 +74,7 @@ pub struct Scores {
 }
 
 /// The scores of all ranks, in their order.
-pub fn scores(windows: &[RankWindow]) -> Vec<Scores> {
+fn scores(windows: &[RankWindow]) -> Vec<Scores> {
     let raw = |rank: &RankWindow| rank.usual.map(|usual| ratio(usual, rank.times.own()));
     let of_rank = |rank: &RankWindow| {
         let peers = || windows.iter().filter(|other| other.stage == rank.stage);
@@ -127,20 +102,28 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// Thresholds of scores, and the number of scores that are reported.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Thresholds {
+/// Finds stragglers by the scores of ranks.
+#[derive(Clone, Debug)]
+pub struct Detector {
     /// A relative score below it is a straggler's; `None` if there are no relative scores.
-    pub relative: Option<f64>,
+    relative: Option<f64>,
     /// The same for individual scores.
-    pub individual: Option<f64>,
+    individual: Option<f64>,
     /// Number of best and worst scores that are reported.
-    pub num_told: usize,
+    num_told: usize,
+    /// The ranks that were too slow in the last window, and by which score.
+    suspects: BTreeSet<(&'static str, usize)>,
+    /// Own times of this rank in past windows.
+    past: VecDeque<f64>,
+    /// Micro-batches of their steps.
+    num_microbatches: u64,
 }
 
 /// Result of a window.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct StragglerReport {
+    /// Scores of all ranks.
+    pub scores: Vec<Scores>,
     /// Best and worst scores.
     pub lines: Vec<String>,
     /// A sentence for each rank that is too slow.
@@ -149,30 +132,47 @@ pub struct StragglerReport {
     pub slow: BTreeSet<usize>,
 }
 
-/// The ranks that were too slow in the last window, and by which score.
-#[derive(Clone, Debug, Default)]
-pub struct Suspects(BTreeSet<(&'static str, usize)>);
+impl Detector {
+    /// A detector with these thresholds, which reports `num_told` best and worst scores.
+    pub fn new(relative: Option<f64>, individual: Option<f64>, num_told: usize) -> Self {
+        let (suspects, past) = (BTreeSet::new(), VecDeque::new());
+        Self { relative, individual, num_told, suspects, past, num_microbatches: 0 }
+    }
 
-impl Thresholds {
+    /// The time in the middle of this rank's past windows, of steps with as many micro-batches;
+    /// `own` joins them.
+    pub fn usual_before(&mut self, own: f64, num_microbatches: u64) -> Option<f64> {
+        if self.num_microbatches != num_microbatches {
+            self.past.clear();
+            self.num_microbatches = num_microbatches;
+        }
+        let usual = sorted(self.past.iter().copied()).get(self.past.len().saturating_sub(1) / 2).copied();
+        self.past.push_back(own);
+        if self.past.len() > PAST {
+            self.past.pop_front();
+        }
+        usual
+    }
+
     /// Judges all ranks of a window of `num_steps` steps. A score below the square of the threshold
     /// names a rank at once; one that is nearer has to be below the threshold in two windows in a
     /// row, because other programs may hold up a rank for a while.
-    pub fn judge(&self, windows: &[RankWindow], num_steps: usize, suspects: &mut Suspects) -> StragglerReport {
-        let scores = scores(windows);
-        let before = std::mem::take(&mut suspects.0);
-        let mut report = StragglerReport::default();
-        for (what, threshold, score) in [
-            ("relative to other ranks", self.relative, scores.iter().map(|score| score.relative).collect::<Vec<_>>()),
-            ("relative to their past", self.individual, scores.iter().map(|score| score.individual).collect()),
-        ] {
+    pub fn judge(&mut self, windows: &[RankWindow], num_steps: usize) -> StragglerReport {
+        let before = std::mem::take(&mut self.suspects);
+        let mut report = StragglerReport { scores: scores(windows), ..StragglerReport::default() };
+        let kinds: [(_, _, fn(&Scores) -> Option<f64>); 2] = [
+            ("relative to other ranks", self.relative, |scores| scores.relative),
+            ("relative to their past", self.individual, |scores| scores.individual),
+        ];
+        for (what, threshold, score) in kinds {
             let Some(threshold) = threshold else { continue };
-            let scored: Vec<(usize, f64)> =
-                score.iter().enumerate().filter_map(|(rank, score)| Some((rank, (*score)?))).collect();
+            let ranks = report.scores.iter().enumerate();
+            let scored: Vec<(usize, f64)> = ranks.filter_map(|(rank, scores)| Some((rank, score(scores)?))).collect();
             if self.num_told > 0 && !scored.is_empty() {
                 report.lines.push(extremes(what, &scored, self.num_told, num_steps));
             }
             let slow: Vec<(usize, f64)> = scored.into_iter().filter(|(_, score)| *score < threshold).collect();
-            suspects.0.extend(slow.iter().map(|(rank, _)| (what, *rank)));
+            self.suspects.extend(slow.iter().map(|(rank, _)| (what, *rank)));
             let is_sure =
                 |(rank, score): &(usize, f64)| *score < threshold * threshold || before.contains(&(what, *rank));
             let sure: Vec<(usize, f64)> = slow.into_iter().filter(is_sure).collect();
@@ -191,11 +191,15 @@ fn extremes(what: &str, scored: &[(usize, f64)], count: usize, num_steps: usize)
     let mut ranked = scored.to_vec();
     // Of equals the lower rank comes first.
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let text = |ranks: &mut dyn Iterator<Item = &(usize, f64)>| {
-        ranks.take(count).map(|(rank, score)| format!("rank {rank} {score:.2}")).collect::<Vec<_>>().join(", ")
-    };
-    let (best, worst) = (text(&mut ranked.iter()), text(&mut ranked.iter().rev()));
+    let [best, worst] = ends(&ranked, count, |(rank, score)| format!("rank {rank} {score:.2}"));
     format!("performance of ranks over {num_steps} steps, {what}: best: {best}; worst: {worst}")
+}
+
+/// First and last `count` items, the outermost first, as text.
+fn ends<T>(ranked: &[T], count: usize, text: impl Fn(&T) -> String) -> [String; 2] {
+    let first: Vec<String> = ranked.iter().take(count).map(&text).collect();
+    let last: Vec<String> = ranked.iter().rev().take(count).map(&text).collect();
+    [first.join(", "), last.join(", ")]
 }
 
 /// The ranks with the least and the most time of their own in a step, `count` of each, and the
@@ -203,16 +207,11 @@ fn extremes(what: &str, scored: &[(usize, f64)], count: usize, num_steps: usize)
 pub fn list_times(windows: &[RankWindow], count: usize, num_steps: usize, flops: Option<f64>) -> String {
     let mut ranked: Vec<&RankWindow> = windows.iter().collect();
     ranked.sort_by(|a, b| a.times.own().total_cmp(&b.times.own()));
-    let text = |ranks: &mut dyn Iterator<Item = &&RankWindow>| {
-        let of_rank = |window: &&RankWindow| {
-            let own = window.times.own();
-            let rate =
-                flops.map_or_else(String::new, |flops| format!(" ({:.3} TFLOP/s)", flops / own.max(1e-9) / 1e12));
-            format!("rank {} {:.2} ms{rate}", window.place.rank, own * 1000.0)
-        };
-        ranks.take(count).map(of_rank).collect::<Vec<_>>().join(", ")
-    };
-    let (least, most) = (text(&mut ranked.iter()), text(&mut ranked.iter().rev()));
+    let [least, most] = ends(&ranked, count, |window| {
+        let own = window.times.own();
+        let rate = flops.map_or_else(String::new, |flops| format!(" ({:.3} TFLOP/s)", flops / own.max(1e-9) / 1e12));
+        format!("rank {} {:.2} ms{rate}", window.place.rank, own * 1000.0)
+    });
     let range = |name: &str, part: fn(&RankTimes) -> f64| {
         let values = sorted(windows.iter().map(|window| part(&window.times) * 1000.0));
         format!("{name} {:.2} to {:.2} ms", values[0], values[values.len() - 1])
@@ -238,13 +237,15 @@ mod tests {
         RankWindow { place, stage, times, usual }
     }
 
-    const BOTH: Thresholds = Thresholds { relative: Some(0.7), individual: Some(0.7), num_told: 1 };
+    fn both() -> Detector {
+        Detector::new(Some(0.7), Some(0.7), 1)
+    }
 
     /// The ranks that are named, with how often.
     fn named(windows: &[RankWindow]) -> Vec<usize> {
-        let mut suspects = Suspects::default();
-        let at_once = BOTH.judge(windows, 10, &mut suspects).stragglers;
-        let report = BOTH.judge(windows, 10, &mut suspects);
+        let mut detector = both();
+        let at_once = detector.judge(windows, 10).stragglers;
+        let report = detector.judge(windows, 10);
         assert!(at_once.iter().all(|line| report.stragglers.contains(line)), "{at_once:?}");
         let rank = |line: &String| line.split("rank ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
         report.stragglers.iter().map(rank).collect()
@@ -269,9 +270,8 @@ mod tests {
     #[test]
     fn who_is_a_little_too_slow_is_named_when_it_is_so_again() {
         let windows = |own: f64| [rank(0, 0, 1.0, None), rank(1, 0, own, None)];
-        let mut suspects = Suspects::default();
-        let counts =
-            [1.6, 1.0, 1.6, 1.7, 5.0, 1.0, 5.0].map(|own| BOTH.judge(&windows(own), 9, &mut suspects).stragglers.len());
+        let mut detector = both();
+        let counts = [1.6, 1.0, 1.6, 1.7, 5.0, 1.0, 5.0].map(|own| detector.judge(&windows(own), 9).stragglers.len());
         assert_eq!(counts, [0, 0, 0, 1, 1, 0, 1]);
     }
 
@@ -297,17 +297,17 @@ mod tests {
 
     #[test]
     fn the_past_is_what_is_usual_for_steps_of_that_size() {
-        let mut past = Past::default();
-        let usual = [1.0, 9.0, 2.0, 3.0].map(|own| past.usual_before(own, 4));
+        let mut detector = both();
+        let usual = [1.0, 9.0, 2.0, 3.0].map(|own| detector.usual_before(own, 4));
         assert_eq!(usual, [None, Some(1.0), Some(1.0), Some(2.0)]);
-        assert_eq!(past.usual_before(1.0, 8), None, "the batch has grown");
+        assert_eq!(detector.usual_before(1.0, 8), None, "the batch has grown");
     }
 
     #[test]
     fn reports_say_where_the_time_went() {
         let mut windows = [rank(0, 0, 0.001, None), rank(1, 0, 0.004, None), rank(2, 0, 0.001, None)];
         windows[1].times.data = 0.006;
-        let report = BOTH.judge(&windows, 7, &mut Suspects::default());
+        let report = both().judge(&windows, 7);
         assert_eq!(
             report.lines,
             ["performance of ranks over 7 steps, relative to other ranks: best: rank 0 1.00; worst: rank 1 0.10"]
@@ -319,7 +319,7 @@ mod tests {
               communication 1000.00 ms"
             ]
         );
-        assert!(Thresholds { num_told: 0, ..BOTH }.judge(&windows, 7, &mut Suspects::default()).lines.is_empty());
+        assert!(Detector { num_told: 0, ..both() }.judge(&windows, 7).lines.is_empty());
         assert_eq!(
             list_times(&windows, 1, 7, Some(1e9)),
             "time of ranks' own in a step, over 7 steps: least: rank 0 1.00 ms (1.000 TFLOP/s); most: rank 1 10.00 ms (0.100 TFLOP/s); of all \

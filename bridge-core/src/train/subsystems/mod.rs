@@ -20,12 +20,10 @@ mod memory_history;
 mod norms;
 mod nvidia_marks;
 mod offload;
-mod own_time;
 mod profiling;
 mod simulated_fault;
 mod stall;
-mod straggler_scores;
-mod straggler_times;
+mod stragglers;
 mod synchronize;
 mod tensor_inspect;
 mod timeouts;
@@ -93,11 +91,8 @@ impl Subsystems {
         if let Some(history) = memory_history::MemoryHistory::new(config, groups.world().rank()) {
             subsystems.push(Box::new(history));
         }
-        if let Some(settings) = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled) {
-            subsystems.push(Box::new(straggler_scores::StragglerScores::new(settings, placement.clone())));
-        }
-        if let Some(settings) = config.straggler.as_ref().filter(|settings| settings.log_straggler) {
-            subsystems.push(Box::new(straggler_times::StragglerTimes::new(settings, placement.clone())));
+        if let Some(stragglers) = stragglers::Stragglers::new(config, placement.clone()) {
+            subsystems.push(Box::new(stragglers));
         }
         if config.logger.log_energy {
             subsystems.push(Box::new(energy::Energy::new(&placement.node)));
