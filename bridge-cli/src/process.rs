@@ -1,7 +1,12 @@
-//! Set-up of the process before a command begins, and its environment variables.
+//! Set-up of the process before a command begins, its environment variables, and signals to the
+//! processes that it has started.
 
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+
+use bridge_core::logging::terminal::complain;
+use bridge_core::resilience::Signal;
 
 use crate::failure::Failure;
 use crate::output;
@@ -43,4 +48,14 @@ pub fn prepare(pool: Pool, keeps_output: bool) -> Result<(), Failure> {
         built.map_err(|error| Failure::run(format!("the threads that compute could not be started: {error}")))?;
     }
     Ok(())
+}
+
+/// Hands a signal on to a child that was not waited for, as the signal `sent`.
+pub fn hand_on(child: &Child, name: &str, signal: Signal, sent: Signal) {
+    let Ok(process) = i32::try_from(child.id()) else { return };
+    // SAFETY: `kill` reads its arguments only; the process was not waited for, so the number is
+    // still its own.
+    if unsafe { libc::kill(process, sent.number()) } != 0 {
+        complain(&format!("{signal} cannot be handed on to {name}"));
+    }
 }

@@ -36,7 +36,7 @@ pub fn start_this_program(ranks: usize, starter: Starter, machines: &[Machine]) 
         Starter::Srun => by_srun(ranks, machines),
     };
     job.arg(program).args(std::env::args_os().skip(1)).stdout(crate::output::for_child());
-    let signals = watch_signals()?;
+    let signals = SignalWatcher::install_all().map_err(Failure::run)?;
     match end_with_this_process(&mut job).spawn() {
         Ok(child) => wait(child, &signals),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Err(Failure::input(match starter {
@@ -107,13 +107,6 @@ fn list(machines: &[Machine], text: impl Fn(&Machine) -> String) -> String {
     machines.iter().map(text).collect::<Vec<_>>().join(",")
 }
 
-/// Signals that stop the run, but for those that `nohup` has said to ignore.
-#[cfg(feature = "mpi")]
-fn watch_signals() -> Result<SignalWatcher, Failure> {
-    let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
-    SignalWatcher::install(&heeded).map_err(Failure::run)
-}
-
 /// Has the system kill mpirun, and with it all ranks, when this process is killed.
 #[cfg(feature = "mpi")]
 fn end_with_this_process(mpirun: &mut Command) -> &mut Command {
@@ -152,12 +145,7 @@ fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
         }
         if let Some(signal) = signals.received().filter(|_| stopped_by.is_none()) {
             complain(&format!("{signal}: handed on to the ranks as {}", Signal::Usr1));
-            let id = i32::try_from(mpirun.id()).map_err(Failure::run)?;
-            // SAFETY: `kill` reads its arguments only; mpirun was not waited for, so the number is
-            // still its own.
-            if unsafe { libc::kill(id, Signal::Usr1.number()) } != 0 {
-                complain(&format!("{signal} cannot be handed on to mpirun"));
-            }
+            crate::process::hand_on(&mpirun, "mpirun", signal, Signal::Usr1);
             stopped_by = Some(signal);
         }
         std::thread::sleep(INTERVAL);

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use bridge_core::config::RunConfig;
 use bridge_core::logging::terminal::complain;
-use bridge_core::resilience::{Signal, SignalWatcher};
+use bridge_core::resilience::SignalWatcher;
 use bridge_core::train::{Host, Leave, RankEnv, RunReport, TrainError, new_run_name, run_with_restarts};
 use bridge_dist::mesh::ProcessGroups;
 
@@ -50,9 +50,7 @@ impl RestartHost<'_> {
         config: RunConfig,
         start: impl Fn(&RunConfig, ProcessGroups, RankEnv) -> Result<RunReport, TrainError> + Sync,
     ) -> Result<RunReport, TrainError> {
-        // What `nohup` has said to ignore stays ignored.
-        let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
-        let signals = SignalWatcher::install(&heeded)?;
+        let signals = SignalWatcher::install_all()?;
         let name = self::rank_env().run.unwrap_or_else(new_run_name);
         let host = Host {
             recipe: &|overrides| Ok(self.arguments.read_with(overrides)?),

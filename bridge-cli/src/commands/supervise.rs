@@ -20,6 +20,7 @@ use super::restarts::{RESTARTS_VARIABLE, RUN_VARIABLE};
 use super::worlds::Worlds;
 use crate::failure::Failure;
 use crate::output::for_child;
+use crate::process::hand_on;
 
 /// The option that starts it, which the run itself is not given.
 pub const OPTION: &str = "--max-restarts";
@@ -76,9 +77,7 @@ pub fn supervise(
     log_dir: &Path,
     monitored: Option<&Path>,
 ) -> Result<u8, Failure> {
-    // What `nohup` has said to ignore stays ignored.
-    let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
-    let signals = SignalWatcher::install(&heeded).map_err(Failure::run)?;
+    let signals = SignalWatcher::install_all().map_err(Failure::run)?;
     let (mut restarts, mut progress) = (0, Progress::new(settings.clone()));
     let mut told = Told {
         log_dir,
@@ -195,7 +194,7 @@ fn run_once(
         }
         let received = signals.received();
         if let Some(signal) = received.filter(|_| received != handed_on) {
-            hand_on(&child, signal);
+            hand_on(&child, "the run", signal, signal);
             handed_on = received;
         }
         told.heard(monitor);
@@ -221,17 +220,6 @@ fn end(child: &mut Child, process: Option<u32>) {
             // What remains is the process itself.
             let _ = child.kill();
         }
-    }
-}
-
-/// Sends a signal to the run.
-fn hand_on(child: &Child, signal: Signal) {
-    let Ok(process) = i32::try_from(child.id()) else { return };
-    // SAFETY: `kill` reads its arguments only; the process was not waited for, so the number is
-    // still that of the run.
-    let sent = unsafe { libc::kill(process, signal.number()) };
-    if sent != 0 {
-        complain(&format!("{signal} cannot be handed on to the run"));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Signs of life of a rank, which another thread may look at while the rank works. Who looks, and
-//! what follows, is not decided here.
+//! Signs of life of a rank and its progress, which another thread may look at while the rank works.
+//! Who looks, and what follows, is not decided here.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -55,6 +55,12 @@ pub struct Heartbeat {
     longest: [AtomicU64; 4],
     /// True if the first step, which takes longer than others, is over.
     is_warm: AtomicBool,
+    /// Milliseconds of the last step; 0 before the first one is over.
+    last_step: AtomicU64,
+    /// Steps that are done.
+    done: AtomicU64,
+    /// Step of the newest complete checkpoint, also one that the run began with; 0 without one.
+    saved: AtomicU64,
 }
 
 impl Default for Heartbeat {
@@ -68,6 +74,9 @@ impl Default for Heartbeat {
             entered: zero(),
             longest: std::array::from_fn(|_| zero()),
             is_warm: AtomicBool::new(false),
+            last_step: zero(),
+            done: zero(),
+            saved: zero(),
         }
     }
 }
@@ -88,6 +97,9 @@ impl Heartbeat {
         let left = Section::of_number(self.section.swap(section as u8, Ordering::Relaxed));
         let entered = self.entered.swap(now, Ordering::Relaxed);
         self.beat.store(now, Ordering::Relaxed);
+        if left == Section::Step {
+            self.last_step.store(now.saturating_sub(entered).max(1), Ordering::Relaxed);
+        }
         let counts = left != Section::Step || self.is_warm.swap(true, Ordering::Relaxed);
         if let Some(longest) = self.longest.get(left as usize).filter(|_| counts) {
             longest.fetch_max(now.saturating_sub(entered), Ordering::Relaxed);
@@ -98,6 +110,31 @@ impl Heartbeat {
     /// first step does not count.
     pub fn longest(&self) -> [Duration; 4] {
         std::array::from_fn(|place| Duration::from_millis(self.longest[place].load(Ordering::Relaxed)))
+    }
+
+    /// Records that `step` steps are done.
+    pub fn step_done(&self, step: u64) {
+        self.done.store(step, Ordering::SeqCst);
+    }
+
+    /// Records that the checkpoint of `step` is complete. Step 0 has no checkpoint.
+    pub fn checkpoint_saved(&self, step: u64) {
+        self.saved.store(step, Ordering::SeqCst);
+    }
+
+    /// Time of the last step; zero before the first one is over.
+    pub fn last_step(&self) -> Duration {
+        Duration::from_millis(self.last_step.load(Ordering::Relaxed))
+    }
+
+    /// Steps that are done.
+    pub fn steps_done(&self) -> u64 {
+        self.done.load(Ordering::SeqCst)
+    }
+
+    /// Step of the newest complete checkpoint; 0 without one.
+    pub fn saved_step(&self) -> u64 {
+        self.saved.load(Ordering::SeqCst)
     }
 
     /// Section that the rank is in.
@@ -128,6 +165,7 @@ mod tests {
         assert!(heartbeat.silence() >= Duration::from_millis(29));
         let since = Instant::now();
         heartbeat.enter(Section::Step);
+        assert_eq!(heartbeat.last_step(), Duration::ZERO);
         assert!(heartbeat.longest()[0] >= Duration::from_millis(29));
         assert_eq!(heartbeat.section(), Section::Step);
         let is_fresh = |since: Instant| heartbeat.silence() <= since.elapsed() + Duration::from_millis(1);
@@ -138,6 +176,7 @@ mod tests {
         assert!(heartbeat.in_section() >= Duration::from_millis(29) && is_fresh(since));
         heartbeat.enter(Section::OutOfSection);
         assert_eq!(heartbeat.longest()[1], Duration::ZERO, "the first step does not count");
+        assert!(heartbeat.last_step() >= Duration::from_millis(29));
         for section in Section::TIMED.into_iter().chain([Section::Ended]) {
             heartbeat.enter(section);
             assert_eq!(heartbeat.section(), section);

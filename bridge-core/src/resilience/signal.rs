@@ -4,12 +4,13 @@
 //! process-wide as well; it is the only shared state here.
 
 use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fmt, io};
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
-use signal_hook::low_level::unregister;
+use signal_hook::low_level::{pipe, unregister};
 use signal_hook::{SigId, flag};
 
 /// A signal that can be watched.
@@ -95,6 +96,11 @@ impl SignalFlag {
         Signal::from_number(self.0.load(Ordering::SeqCst))
     }
 
+    /// Records a signal that another rank received, unless one is recorded. True if it is new.
+    pub fn arrived_elsewhere(&self, signal: Signal) -> bool {
+        self.0.compare_exchange(0, signal.number() as usize, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+    }
+
     /// Forgets what arrived.
     pub fn clear(&self) {
         self.0.store(0, Ordering::SeqCst);
@@ -125,6 +131,31 @@ impl SignalWatcher {
             watcher.watch(*signal, &is_second).map_err(|source| SignalError { signal: *signal, source })?;
         }
         Ok(watcher)
+    }
+
+    /// Watches all signals except those that `nohup` told this process to ignore.
+    ///
+    /// # Errors
+    /// [`SignalError`], as [`SignalWatcher::install`].
+    pub fn install_all() -> Result<Self, SignalError> {
+        let heeded: Vec<Signal> = Signal::ALL.into_iter().filter(|signal| !signal.is_ignored()).collect();
+        Self::install(&heeded)
+    }
+
+    /// Writes a byte to `pipe` whenever a watched signal arrives, after the flag is set.
+    ///
+    /// # Errors
+    /// If the pipe cannot be registered for a signal.
+    pub fn notify(&mut self, pipe: &UnixStream) -> io::Result<()> {
+        for (signal, ids) in &mut self.actions {
+            ids.push(pipe::register(signal.number(), pipe.try_clone()?)?);
+        }
+        Ok(())
+    }
+
+    /// True if any signal is watched.
+    pub fn watches_any(&self) -> bool {
+        !self.actions.is_empty()
     }
 
     /// A handle that says what arrived.
@@ -260,6 +291,8 @@ mod tests {
             assert_eq!(watcher.received(), Some(Signal::Term), "a scheduler may send it twice");
             flag.clear();
             assert_eq!(watcher.received(), None);
+            assert!(flag.arrived_elsewhere(Signal::Usr1) && !flag.arrived_elsewhere(Signal::Term));
+            assert_eq!(watcher.received(), Some(Signal::Usr1), "the first one counts");
         });
         assert_eq!(status.and_then(|status| status.code()), Some(0));
     }

@@ -13,12 +13,13 @@ use crate::config::RunConfig;
 use crate::train::data::data_errors::name_setting;
 use crate::train::data::error::InputError;
 use crate::train::data::text::{PreparedText, TextWatch, is_read_by_one, prepare_text, prepared_text};
+use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::LocalRank;
 use crate::train::ranks::threads::in_own_pool;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::run::error::TrainError;
-use crate::train::stop::exits::Requests;
+use crate::train::stop::exits::Exits;
 
 /// Activity of all ranks here, for messages.
 const DOING: &str = "preparing text";
@@ -35,7 +36,7 @@ pub(in crate::train) struct Preparation<'a> {
     pub place: LocalRank,
     /// Tokenizer of the checkpoint that the run resumes from.
     pub base: Option<&'a Arc<HuggingFaceTokenizer>>,
-    pub requests: Requests<'a>,
+    pub exits: &'a Exits,
     pub reporter: &'a Reporter,
 }
 
@@ -104,7 +105,7 @@ impl Preparation<'_> {
         is_working: &dyn Fn() -> bool,
         is_stopping: &AtomicBool,
         to_print: &Receiver<String>,
-    ) -> Result<Option<crate::train::exit_reason::ExitReason>, TrainError> {
+    ) -> Result<Option<ExitReason>, TrainError> {
         let mut asked = None;
         // What is there already takes no time to find.
         let mut pause = Duration::from_millis(1);
@@ -114,13 +115,11 @@ impl Preparation<'_> {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(INTERVAL);
             }
-            let [signal, cancelled] = self.requests.figures();
-            let mut figures = [f64::from(u8::from(works)), signal, cancelled];
-            agreement::max(self.groups.world(), &mut figures)?;
-            asked = Requests::reason([figures[1], figures[2]]).or(asked);
+            let (reason, num_working) = self.exits.agreed(self.groups, f64::from(u8::from(works)))?;
+            asked = reason.or(asked);
             is_stopping.store(asked.is_some(), Ordering::Relaxed);
             to_print.try_iter().for_each(|text| self.reporter.note(&text));
-            if figures[0] == 0.0 {
+            if num_working == 0.0 {
                 return Ok(asked);
             }
         }

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Instant;
 
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::memory::release_unused_memory;
@@ -21,7 +20,6 @@ use crate::optim::{
     Sharding,
 };
 use crate::plan;
-use crate::resilience::Heartbeat;
 use crate::resilience::rerun::{Placement, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
@@ -65,8 +63,8 @@ use crate::train::step::step_flops::SequenceFlops;
 use crate::train::step::train_step::schedule_overrides;
 use crate::train::step::training::Training;
 use crate::train::step::training_run::TrainingRun;
-use crate::train::stop::exits::{CancelHandle, Exits};
-use crate::train::stop::watched_signals::{WatchSignals, watch_signals};
+use crate::train::stop::exits::Exits;
+use crate::train::stop::watchdog::Watchdog;
 use crate::train::subsystems::contract::LoopRequest;
 use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
 
@@ -104,11 +102,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let lineage = Lineage::from_run(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, options.console, options.verbosity, groups.world().rank());
-    let unit = options.rank_env.unit;
-    let exits = watch(&config, groups, options.signals, unit, options.cancel, options.started, &reporter, &heartbeat)?;
-    let requests = exits.requests();
+    let mut signals = options.signals.install(&config, options.rank_env.unit)?;
+    let (rank_env, progress) = (&options.rank_env, reporter.progress());
+    let watchdog = Watchdog::start(&config, groups, options.signals, rank_env, &mut signals, progress);
+    let watchdog = agreement::agree(groups, "watching signals", watchdog)?;
+    let exits = Exits::new(groups, signals, watchdog, options.cancel, options.started, Arc::clone(&heartbeat))?;
     let base = lineage.tokenizer();
-    let preparation = Preparation { config: &config, groups, place, base, requests, reporter: &reporter };
+    let preparation = Preparation { config: &config, groups, place, base, exits: &exits, reporter: &reporter };
     let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
     let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
@@ -155,7 +155,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lock,
             last_saved_step: None,
             from_non_persistent: false,
-            stop_deadline: Arc::clone(exits.stop_deadline()),
+            heartbeat: Arc::clone(&heartbeat),
         },
         state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
         groups: options.groups,
@@ -177,28 +177,6 @@ fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
     LossWatch::new(RerunStateMachine::new(settings::rerun(config, placement)), settings::loss_checks(config))
 }
 
-/// Watches what can ask this rank to stop: signals, the program's handle, the clock. All ranks call
-/// this together.
-fn watch(
-    config: &RunConfig,
-    groups: &ProcessGroups,
-    watched: WatchSignals,
-    unit: RankUnit,
-    cancel: CancelHandle,
-    started: Instant,
-    reporter: &Reporter,
-    heartbeat: &Arc<Heartbeat>,
-) -> Result<Exits, TrainError> {
-    let signals = watch_signals(config, watched, unit)?;
-    let mut exits = Exits::new(groups, signals, cancel, started, Arc::clone(heartbeat))?;
-    if agreement::is_first(groups) && watched == WatchSignals::Process {
-        exits.announce(reporter.progress(), config);
-    }
-    let limited = exits.limit(config, groups, watched, unit, reporter.progress());
-    agreement::agree(groups, "watching signals", limited)?;
-    Ok(exits)
-}
-
 /// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this
 /// together.
 fn restore(
@@ -211,8 +189,8 @@ fn restore(
     let models = [("teacher", teacher.as_ref().map(Teacher::identity)), ("reference", reference)];
     lineage.note_models(models, &mut run.inputs.lineage)?.iter().for_each(|text| run.outputs.reporter.warn(text));
     let step = run.state.train_state.step;
-    run.exits.stop_deadline().step_done(step);
-    run.exits.stop_deadline().checkpoint_saved(step);
+    run.heartbeat.step_done(step);
+    run.heartbeat.checkpoint_saved(step);
     run.training.distillation = teacher.map(|teacher| teacher.build(run)).transpose()?;
     // Free the buffers that loading the weights used.
     release_unused_memory();

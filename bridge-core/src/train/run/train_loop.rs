@@ -163,7 +163,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     let batch = num_microbatches * run.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
     state.step += 1;
-    run.exits.stop_deadline().step_done(state.step);
+    run.heartbeat.step_done(state.step);
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
     run.outputs.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));

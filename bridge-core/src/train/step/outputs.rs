@@ -6,13 +6,13 @@ use bridge_dist::mesh::ProcessGroups;
 
 use crate::checkpoint::SaveReport;
 use crate::logging::{Ending, SaveStage};
+use crate::resilience::Heartbeat;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::ranks::agreement;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::resume::checkpointing::{GradientDumps, NonPersistentSaves, Saver};
 use crate::train::resume::error::ResumeError;
 use crate::train::resume::lock::RunLock;
-use crate::train::stop::deadline::StopDeadline;
 
 /// Outputs of this rank.
 pub(in crate::train) struct Outputs {
@@ -30,8 +30,8 @@ pub(in crate::train) struct Outputs {
     /// True if the run resumes from a temporary save: if it takes no further step, no other save
     /// has its state.
     pub from_non_persistent: bool,
-    /// State of the run, for the thread that ends it at its deadline.
-    pub stop_deadline: Arc<StopDeadline>,
+    /// Heartbeat of the rank: other threads see which checkpoints are complete.
+    pub heartbeat: Arc<Heartbeat>,
 }
 
 impl Outputs {
@@ -51,7 +51,7 @@ impl Outputs {
 
     fn saved_in_background(&mut self, state: &GlobalState, groups: &ProcessGroups, report: Option<&SaveReport>) {
         if let Some(report) = report {
-            self.stop_deadline.checkpoint_saved(report.iteration);
+            self.heartbeat.checkpoint_saved(report.iteration);
         }
         if let Some(report) = report.filter(|_| agreement::is_first(groups)) {
             self.reporter.save(state, SaveStage::Ended, report.iteration, Some(report));

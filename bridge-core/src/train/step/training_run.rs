@@ -117,9 +117,8 @@ impl TrainingRun {
     pub(in crate::train) fn advance(&mut self, step: &StepReport) {
         let state = &mut self.state.train_state;
         let batches = &self.training.num_microbatches;
-        self.exits.step_took(step.seconds);
         state.step += 1;
-        self.exits.stop_deadline().step_done(state.step);
+        self.heartbeat.step_done(state.step);
         state.consumed_train_samples += step.batch_size;
         state.skipped_train_samples +=
             batches.current_global_batch_size() - batches.current_running_global_batch_size();

@@ -9,15 +9,43 @@ use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::RunConfig;
-use crate::logging::ProgressSink;
-use crate::resilience::{Heartbeat, Signal, SignalWatcher};
-use crate::train::error::CommonError;
+use crate::resilience::{Heartbeat, Signal, SignalError, SignalWatcher};
 use crate::train::exit_reason::ExitReason;
-use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::RankUnit;
-use crate::train::stop::deadline::{Deadline, StopDeadline};
-use crate::train::stop::stop_notice::StopNotice;
-use crate::train::stop::watched_signals::WatchSignals;
+use crate::train::ranks::agreement;
+use crate::train::settings;
+use crate::train::stop::watchdog::Watchdog;
+
+/// Signals that a run watches. A watched signal saves a checkpoint and stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WatchSignals {
+    /// SIGINT, SIGTERM, SIGHUP (unless it is ignored) and `train.exit_signal`: for programs that
+    /// are the run. With a process for each rank SIGUSR1 too.
+    Process,
+    /// Only what `train.exit_signal_handler` and `exit_signal_handler_for_training` ask for: for
+    /// services that have signal handlers of their own.
+    #[default]
+    AsConfigured,
+}
+
+impl WatchSignals {
+    /// Starts watching the signals of a run.
+    pub(in crate::train) fn install(self, config: &RunConfig, unit: RankUnit) -> Result<SignalWatcher, SignalError> {
+        let (settings, is_process) = (&config.train, self == Self::Process);
+        let configured = settings::signal(settings.exit_signal);
+        let is_watched = |signal: &Signal| match signal {
+            signal if *signal == configured && (settings.exit_signal_handler || is_process) => true,
+            Signal::Int | Signal::Term => settings.exit_signal_handler_for_training || is_process,
+            // A terminal that goes away ends a run in order too, unless `nohup` has said that it
+            // should not.
+            Signal::Hup => is_process && !signal.is_ignored(),
+            // mpirun hands this one on to all ranks; after SIGTERM it kills them within a second.
+            Signal::Usr1 => is_process && unit == RankUnit::Process,
+            Signal::Usr2 => false,
+        };
+        SignalWatcher::install(&Signal::ALL.into_iter().filter(is_watched).collect::<Vec<_>>())
+    }
+}
 
 /// Asks a run to stop, between two micro-batches. Clones ask the same run.
 #[derive(Clone, Debug, Default)]
@@ -41,46 +69,16 @@ impl CancelHandle {
     }
 }
 
-/// Stop requests on one rank.
-#[derive(Clone, Copy)]
-pub(in crate::train) struct Requests<'a> {
-    pub signals: Option<&'a SignalWatcher>,
-    pub cancel: &'a CancelHandle,
-    /// Heartbeat of the rank: reading requests is a sign of life.
-    pub heartbeat: &'a Heartbeat,
-}
-
-impl Requests<'_> {
-    /// The number of the signal that arrived, and whether the run was cancelled: figures of which
-    /// the largest over all ranks decide.
-    pub fn figures(&self) -> [f64; 2] {
-        self.heartbeat.beat();
-        let signal = self.signals.and_then(SignalWatcher::received);
-        [f64::from(signal.map_or(0, Signal::number)), f64::from(u8::from(self.cancel.is_cancelled()))]
-    }
-
-    /// True if a stop request is possible.
-    pub fn can_come(&self) -> bool {
-        self.signals.is_some() || self.cancel.is_shared()
-    }
-
-    /// Exit reason of the largest figures over all ranks.
-    pub fn reason([signal, cancelled]: [f64; 2]) -> Option<ExitReason> {
-        let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
-        signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled))
-    }
-}
-
 /// Everything that can ask one rank of a run to stop.
 pub(in crate::train) struct Exits {
-    signals: Option<SignalWatcher>,
+    /// Handlers write to the pipe of the watchdog, so they are removed before it.
+    signals: SignalWatcher,
     cancel: CancelHandle,
     /// When the program began.
     started: Instant,
     looks: StopLooks,
-    notice: Option<StopNotice>,
-    deadline: Option<Deadline>,
-    stop_deadline: Arc<StopDeadline>,
+    watchdog: Option<Watchdog>,
+    /// Heartbeat of the rank: reading requests is a sign of life.
     heartbeat: Arc<Heartbeat>,
 }
 
@@ -88,95 +86,48 @@ impl Exits {
     /// All ranks call this together.
     pub fn new(
         groups: &ProcessGroups,
-        signals: Option<SignalWatcher>,
+        signals: SignalWatcher,
+        watchdog: Option<Watchdog>,
         cancel: CancelHandle,
         started: Instant,
         heartbeat: Arc<Heartbeat>,
     ) -> Result<Self, CommError> {
-        let can_come = Requests { signals: signals.as_ref(), cancel: &cancel, heartbeat: &heartbeat }.can_come();
-        let is_possible = agreement::any(groups.world(), can_come)?;
+        let is_possible = agreement::any(groups.world(), signals.watches_any() || cancel.is_shared())?;
         let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        let stop_deadline = StopDeadline::new(Arc::clone(&heartbeat));
-        Ok(Self { signals, cancel, started, looks, notice: None, deadline: None, stop_deadline, heartbeat })
-    }
-
-    /// Reports a signal on this rank as soon as it arrives.
-    pub fn announce(&mut self, progress: Arc<dyn ProgressSink>, config: &RunConfig) {
-        let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.notice = flag.map(|flag| StopNotice::begin(flag, progress, config));
-    }
-
-    /// Ends the process if the run has not ended within `train.exit_signal_deadline_s` of a signal.
-    pub fn limit(
-        &mut self,
-        config: &RunConfig,
-        groups: &ProcessGroups,
-        watch_signals: WatchSignals,
-        unit: RankUnit,
-        progress: Arc<dyn ProgressSink>,
-    ) -> Result<(), CommonError> {
-        let flag = self.signals.as_ref().map(SignalWatcher::flag);
-        self.deadline = Deadline::begin(config, groups, watch_signals, unit, flag, &self.stop_deadline, progress)?;
-        Ok(())
-    }
-
-    /// Progress of the run, for the thread that ends the process at the deadline.
-    pub fn stop_deadline(&self) -> &Arc<StopDeadline> {
-        &self.stop_deadline
+        Ok(Self { signals, cancel, started, looks, watchdog, heartbeat })
     }
 
     /// Cancels the deadline, because the run has ended.
-    pub fn end(&mut self) {
-        self.deadline = None;
-    }
-
-    /// A step is done.
-    pub fn step_took(&self, seconds: f64) {
-        if let Some(notice) = &self.notice {
-            notice.step_took(seconds);
+    pub fn run_ended(&self) {
+        if let Some(watchdog) = &self.watchdog {
+            watchdog.run_ended();
         }
-    }
-
-    /// Stop requests on this rank.
-    pub fn requests(&self) -> Requests<'_> {
-        Requests { signals: self.signals.as_ref(), cancel: &self.cancel, heartbeat: &self.heartbeat }
     }
 
     /// Stop request from outside, on any rank, so that all ranks decide alike: a watched signal
     /// that arrived (the one with the largest number), or cancellation. Returns the largest
-    /// `figure` of all ranks too.
-    fn on_all_ranks(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), CommError> {
-        let [signal, cancelled] = self.requests().figures();
-        let mut figures = [signal, cancelled, figure];
+    /// `figure` of all ranks too. All ranks call this together.
+    pub fn agreed(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), CommError> {
+        self.heartbeat.beat();
+        let signal = self.signals.received().map_or(0, Signal::number);
+        let mut figures = [f64::from(signal), f64::from(u8::from(self.cancel.is_cancelled())), figure];
         agreement::max(groups.world(), &mut figures)?;
-        let reason = Requests::reason([figures[0], figures[1]]);
-        if let Some(ExitReason::Signal(signal)) = reason {
-            self.stop_deadline.signal_arrived(signal);
+        let [signal, cancelled, figure] = figures;
+        let signal = Signal::ALL.into_iter().find(|known| f64::from(known.number()) == signal);
+        if let (Some(signal), Some(watchdog)) = (signal, &self.watchdog) {
+            watchdog.signal_arrived(signal);
         }
-        Ok((reason, figures[2]))
-    }
-
-    /// Minutes since the program began.
-    fn minutes(&self) -> f64 {
-        self.started.elapsed().as_secs_f64() / 60.0
+        let reason = signal.map(ExitReason::Signal).or_else(|| (cancelled > 0.0).then_some(ExitReason::Cancelled));
+        Ok((reason, figure))
     }
 
     /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this
     /// together.
     pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
         // Of several clocks the one that is ahead.
-        let (reason, minutes) = self.on_all_ranks(groups, self.minutes())?;
+        let (reason, minutes) = self.agreed(groups, self.started.elapsed().as_secs_f64() / 60.0)?;
         let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
-        if let (Some(ExitReason::Signal(signal)), Some(notice)) = (&reason, &self.notice) {
-            notice.tell(*signal);
-        }
         Ok(reason.or_else(|| is_over.then_some(ExitReason::Duration(minutes))))
-    }
-
-    /// The signal or cancellation that has asked for an exit on any rank, where nothing is left to
-    /// do that could take time. All ranks call this together.
-    pub fn asked_for(&self, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
-        Ok(self.on_all_ranks(groups, self.minutes())?.0)
     }
 
     /// A step begins.
@@ -198,7 +149,7 @@ impl Exits {
             return Ok(None);
         }
         let mine = self.looks.last.elapsed().as_secs_f64() / self.looks.since as f64;
-        let (reason, pace) = self.on_all_ranks(groups, mine)?;
+        let (reason, pace) = self.agreed(groups, mine)?;
         self.looks.pace = Some(pace);
         self.looks.begin_step();
         Ok(reason)

@@ -1,6 +1,6 @@
-//! Requests to stop: signals, cancellation, deadlines, and the time they leave.
+//! Stop requests from outside of the training loop. Signals and the cancel handle set a flag on
+//! their rank. Between two micro-batches or steps the ranks agree on these flags and on the clock
+//! (`exits`). Meanwhile a thread tells the user of a signal and keeps the deadline (`watchdog`).
 
-pub(in crate::train) mod deadline;
 pub(in crate::train) mod exits;
-pub(in crate::train) mod stop_notice;
-pub(in crate::train) mod watched_signals;
+pub(in crate::train) mod watchdog;

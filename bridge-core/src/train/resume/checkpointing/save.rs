@@ -35,7 +35,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
     let folder = root.join(iteration_folder_name(step));
     let (stage, report) = saver.save(snapshot)?;
     if report.is_some() {
-        run.outputs.stop_deadline.checkpoint_saved(step);
+        run.heartbeat.checkpoint_saved(step);
     }
     drop(timer);
     run.outputs.last_saved_step = Some(step);
