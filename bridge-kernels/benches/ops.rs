@@ -11,7 +11,9 @@ use bridge_kernels::activation::{self, Activation};
 use bridge_kernels::attention::{self, AttentionOptions};
 use bridge_kernels::cross_entropy::{self, CrossEntropyOptions};
 use bridge_kernels::dropout::{self, DropoutKey};
-use bridge_kernels::optim::{self, AdamWState, AdamWStep, Format, MasterFormat, ReducedAdamW, ReducedFormats, Stored};
+use bridge_kernels::optim::{
+    self, AdamW, AdamWState, Format, MasterFormat, ReducedAdamW, ReducedFormats, Stored, UpdateStep,
+};
 use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::vjp::attach;
 use bridge_kernels::{Philox, embedding, linear, norm};
@@ -25,7 +27,7 @@ const F: usize = 4 * C;
 const H: usize = 6;
 const V: usize = 8192;
 
-type Reduced = fn(ReducedAdamW, Tensor<1>, &AdamWStep, &ReducedFormats, [f32; 3]) -> ReducedAdamW;
+type Reduced = fn(ReducedAdamW, Tensor<1>, &AdamW, &UpdateStep<'_>, &ReducedFormats, [f32; 3]) -> ReducedAdamW;
 
 type Op<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
 
@@ -186,22 +188,22 @@ fn heads() {
 fn optimizers() {
     let count = 1 << 22;
     let flat = |seed| Tensor::<1>::from_data(TensorData::new(input(seed, count), [count]), &Device::flex());
-    let step = AdamWStep {
-        lr: 1e-3,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
+    let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled: true };
+    let step = UpdateStep {
+        learning_rate: 1e-3,
         weight_decay: 0.1,
-        decoupled: true,
-        step: 3,
+        eps_mult: 1.0,
+        number: 3,
         gradient_scale: 0.5,
+        shape: &[count],
     };
     let new = || AdamWState { parameter: flat(1), exp_avg: flat(2), exp_avg_sq: flat(3).powi_scalar(2) };
     let gradient = flat(4);
-    let time = |state: &mut Option<AdamWState>, update: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState| {
+    type Plain = fn(AdamWState, Tensor<1>, &AdamW, &UpdateStep<'_>) -> AdamWState;
+    let time = |state: &mut Option<AdamWState>, update: Plain| {
         let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
         let start = Instant::now();
-        *state = Some(update(old, gradient, &step));
+        *state = Some(update(old, gradient, &rule, &step));
         start.elapsed()
     };
     let (mut fast, mut reference) = (Some(new()), Some(new()));
@@ -221,11 +223,11 @@ fn optimizers() {
             let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
             let start = Instant::now();
             let magnitudes = match moments[0].is_scaled() {
-                true => optim::adamw_magnitudes(&old, &gradient, &step),
+                true => optim::adamw_magnitudes(&old, &gradient, &rule, &step),
                 false => [0.0; 3],
             };
             let scales = [1.0, moments[0].scale_for(magnitudes[1]), moments[1].scale_for(magnitudes[2])];
-            *state = Some(update(old, gradient, &step, &formats, scales));
+            *state = Some(update(old, gradient, &rule, &step, &formats, scales));
             start.elapsed()
         };
         let (mut fast, mut reference) = (first(), first());

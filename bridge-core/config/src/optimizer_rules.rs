@@ -11,16 +11,9 @@ pub struct OptimizerRule {
     pub settings: &'static [&'static str],
     /// Quantity that the size of an update follows.
     pub size: UpdateSize,
-    /// Setting of the format of each state, such as `exp_avg_dtype`, in the order of the states;
-    /// empty if states can only be float32.
-    pub state_formats: &'static [&'static str],
-}
-
-impl OptimizerRule {
-    /// True if the states can have other formats than float32.
-    pub const fn keeps_formats(&self) -> bool {
-        !self.state_formats.is_empty()
-    }
+    /// True if states and master weights can have other formats than float32
+    /// (`optimizer.use_precision_aware_optimizer`).
+    pub keeps_formats: bool,
 }
 
 /// Quantity that the size of a rule's update follows. With muP, learning rates of hidden matrices
@@ -38,19 +31,19 @@ pub const ADAM: OptimizerRule = OptimizerRule {
     name: "adam",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
     size: UpdateSize::LearningRate,
-    state_formats: &["exp_avg_dtype", "exp_avg_sq_dtype"],
+    keeps_formats: true,
 };
 
 /// Stochastic gradient descent with momentum.
 pub const SGD: OptimizerRule =
-    OptimizerRule { name: "sgd", settings: &["sgd_momentum"], size: UpdateSize::Gradient, state_formats: &[] };
+    OptimizerRule { name: "sgd", settings: &["sgd_momentum"], size: UpdateSize::Gradient, keeps_formats: false };
 
 /// Lion.
 pub const LION: OptimizerRule = OptimizerRule {
     name: "lion",
     settings: &["lion_beta1", "lion_beta2"],
     size: UpdateSize::LearningRate,
-    state_formats: &[],
+    keeps_formats: false,
 };
 
 /// All rules, the default first.

@@ -15,7 +15,6 @@ use super::sections::{
     Blend, GptDatasetConfig, LoggerConfig, OptimizerConfig, RecipeConfig, SchedulerConfig, TrainingConfig,
     TransformerConfig, ValidationConfig,
 };
-use crate::optimizer_rules::OptimizerRule;
 use crate::tensor_features;
 
 /// The ranks of a run.
@@ -263,16 +262,6 @@ pub struct SampleCounts {
     pub valid: u64,
     /// Test.
     pub test: u64,
-}
-
-impl FinalOptimizer {
-    /// The rule of its updates.
-    ///
-    /// # Panics
-    /// Never: `finalize` refuses names without a rule.
-    pub fn rule(&self) -> &'static OptimizerRule {
-        self.optimizer.rule().expect("a finalized optimizer has a rule")
-    }
 }
 
 /// A checked configuration. Made by [`RawConfig::finalize`](super::RawConfig::finalize) only, and

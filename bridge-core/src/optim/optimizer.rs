@@ -236,17 +236,17 @@ impl Optimizer {
         });
         let gradient_scale = unscale * clip;
         self.step += 1;
-        let step = Step { rates, number: self.step, gradient_scale };
+        let steps = self.steps_of_groups(rates, gradient_scale);
         self.batch = self.settings.algorithm.update.batch();
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
             let mut visit = |f: &mut Look<'_>| owned.iter().for_each(|(name, value)| f(name, value));
-            self.scales = self.next_scales(gradients, &step, &mut visit)?;
+            self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
             let mut arriving = self.bring_down(gradients, &mut visit);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
-                let value = self.update(&name, value, &mut *gradients, &mut arriving, &step);
+                let value = self.update(&name, value, &mut *gradients, &mut arriving, &steps);
                 updated.insert(name, value);
             }
             self.finish_batch();
@@ -259,12 +259,12 @@ impl Optimizer {
                     chunk.visit_wanted(&|name| self.trained.contains_key(name), &mut |name, value| f(name, &value));
                 }
             };
-            self.scales = self.next_scales(gradients, &step, &mut visit)?;
+            self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
             let mut arriving = self.bring_down(gradients, &mut visit);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
-                    true => self.update(name, value, &mut *gradients, &mut arriving, &step).into(),
+                    true => self.update(name, value, &mut *gradients, &mut arriving, &steps).into(),
                     false => Replacement::Kept,
                 });
             }
@@ -289,7 +289,7 @@ impl Optimizer {
     fn next_scales(
         &self,
         gradients: &mut GradientBuffer,
-        step: &Step<'_>,
+        steps: &[UpdateStep<'_>],
         visit: &mut dyn FnMut(&mut Look<'_>),
     ) -> Result<Scales, CommError> {
         let algorithm = &self.settings.algorithm;
@@ -310,7 +310,7 @@ impl Optimizer {
             };
             let gradient = gradient.map_or_else(|| zeros_like(&value), as_taken);
             let values = self.slots.get(name).unwrap_or(&empty).values(formats, value);
-            magnitudes.insert(name, update.magnitudes(&values, &gradient, &self.update_step(*group, shape, step)));
+            magnitudes.insert(name, update.magnitudes(&values, &gradient, &UpdateStep { shape, ..steps[*group] }));
         });
         magnitudes.scales(formats, &self.distribution)
     }
@@ -330,11 +330,18 @@ impl Optimizer {
         self.offload.bring_down(all)
     }
 
-    fn update_step<'a>(&self, group: usize, shape: &'a [usize], step: &Step<'_>) -> UpdateStep<'a> {
-        let GroupRates { learning_rate, weight_decay } = step.rates[group];
-        let (number, gradient_scale) = (step.number, step.gradient_scale);
-        let eps_mult = self.groups[group].settings.eps_mult;
-        UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape }
+    /// The step of each group, without the shape of a parameter.
+    fn steps_of_groups(&self, rates: &[GroupRates], gradient_scale: f64) -> Vec<UpdateStep<'static>> {
+        let groups = self.groups.iter().zip(rates);
+        let step = |(group, rates): (&ParameterGroup, &GroupRates)| UpdateStep {
+            learning_rate: rates.learning_rate,
+            weight_decay: rates.weight_decay,
+            eps_mult: group.settings.eps_mult,
+            number: self.step,
+            gradient_scale,
+            shape: &[],
+        };
+        groups.map(step).collect()
     }
 
     /// Updates one parameter, or the range of it that this rank owns: where it is, or in host
@@ -345,17 +352,17 @@ impl Optimizer {
         value: Tensor<1>,
         gradients: &mut GradientBuffer,
         arriving: &mut Arriving,
-        step: &Step<'_>,
+        steps: &[UpdateStep<'_>],
     ) -> Tensor<1> {
         if !self.offload.has(name) {
             let gradient = gradients.take_unchanged(name);
-            return self.update_here(name, value, gradient, step);
+            return self.update_here(name, value, gradient, steps);
         }
         let device = value.device();
         let waiting = Instant::now();
         let (value, gradient) = arriving.take(name).beside(&value);
         self.copies.gradients += waiting.elapsed();
-        let updated = self.update_here(name, value, gradient, step);
+        let updated = self.update_here(name, value, gradient, steps);
         let sending = Instant::now();
         let updated = to_device(updated, &device);
         self.copies.parameters += sending.elapsed();
@@ -364,7 +371,13 @@ impl Optimizer {
 
     /// Updates one parameter, or the range of it that this rank owns, on the device of `value`,
     /// gradient and states.
-    fn update_here(&mut self, name: &str, value: Tensor<1>, gradient: Option<Tensor<1>>, step: &Step<'_>) -> Tensor<1> {
+    fn update_here(
+        &mut self,
+        name: &str,
+        value: Tensor<1>,
+        gradient: Option<Tensor<1>>,
+        steps: &[UpdateStep<'_>],
+    ) -> Tensor<1> {
         let Some(Trained { group, shape }) = self.trained.get(name) else {
             return value;
         };
@@ -379,7 +392,7 @@ impl Optimizer {
         });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
         self.copies.gradients += taken.elapsed();
-        let step = self.update_step(*group, shape, step);
+        let step = UpdateStep { shape, ..steps[*group] };
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
         if let Some(formats) = &algorithm.formats {
             let none = vec![1.0; 1 + formats.states.len()];
@@ -488,13 +501,4 @@ fn clip_coefficient(clip_grad: f64, grad_norm: f64) -> f64 {
 
 fn zeros_like(value: &Tensor<1>) -> Tensor<1> {
     Tensor::zeros(value.shape(), (&value.device(), DType::F32))
-}
-
-/// Values that all updates of one step share.
-#[derive(Clone, Copy)]
-struct Step<'a> {
-    /// One entry a group.
-    rates: &'a [GroupRates],
-    number: u64,
-    gradient_scale: f64,
 }

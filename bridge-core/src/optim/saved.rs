@@ -83,7 +83,7 @@ impl Optimizer {
     /// format.
     pub fn required_dtype(&self, kind: &str) -> Option<FloatDType> {
         let rule = self.settings.algorithm.rule;
-        let state = rule.states.iter().find(|state| state.name == kind && !rule.declared.keeps_formats());
+        let state = rule.states.iter().find(|state| state.name == kind && !rule.declared.keeps_formats);
         state.map(|state| state.dtype)
     }
 

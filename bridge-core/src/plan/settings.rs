@@ -5,7 +5,7 @@ use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
-use crate::optim::rules::{Format, MasterFormat, StateFormats};
+use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
 use crate::optim::{
     Averaging, BucketPadding, BucketRule, CastWeights, DistributionSettings, Gather, OffloadSettings, Reduction,
     Sharding, Transfers,
@@ -143,9 +143,7 @@ pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
         DType::Float32 => MasterFormat::Float32,
         _ => MasterFormat::Float16,
     };
-    let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
-    let chosen = |name: &&str| {
-        format(DType::from_name(settings[*name].as_str().unwrap_or_default()).expect("a dtype is written as its name"))
-    };
-    Some(StateFormats { master, states: optimizer.rule().state_formats.iter().map(chosen).collect() })
+    let states = rules::find(optimizer.optimizer).states.iter();
+    let states = states.filter_map(|state| state.format).map(|setting| format(setting(optimizer)));
+    Some(StateFormats { master, states: states.collect() })
 }

@@ -4,7 +4,7 @@
 use burn::tensor::FloatDType;
 
 use crate::config::{self, RunConfig};
-use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire};
+use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire, rules};
 use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, Placement, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -38,10 +38,7 @@ pub(in crate::train) fn wire(config: &RunConfig) -> Wire {
 
 pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
     let optimizer = &config.optimizer;
-    let settings = serde_json::to_value(&**optimizer).expect("settings are plain data");
-    let algorithm = crate::optim::rules::find(optimizer.optimizer)
-        .with(&settings)
-        .expect("a rule reads settings that [optimizer] has");
+    let algorithm = rules::find(optimizer.optimizer).with(optimizer);
     OptimizerSettings {
         algorithm: match plan::settings::state_formats(config) {
             Some(formats) => algorithm.keeping(formats),

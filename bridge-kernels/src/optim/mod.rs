@@ -15,9 +15,10 @@ pub use formats::Format;
 pub use reduced::{
     ReducedAdamW, ReducedFormats, adamw_magnitudes, adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
 };
-pub use steps::{AdamWState, AdamWStep, SgdStep};
+pub use steps::{AdamW, AdamWState, UpdateStep};
 pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 
+use self::steps::AdamWConstants;
 use crate::precision::widen;
 
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of
@@ -27,9 +28,9 @@ use crate::precision::widen;
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
+pub fn adamw(state: AdamWState, gradient: Tensor<1>, rule: &AdamW, step: &UpdateStep<'_>) -> AdamWState {
     let mut updates = AdamWUpdates::default();
-    let (state, _) = updates.add(state, gradient, step, None);
+    let (state, _) = updates.add(state, gradient, rule, step, None);
     updates.finish();
     state
 }
@@ -43,11 +44,12 @@ pub fn adamw(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWS
 pub fn adamw_rounded(
     state: AdamWState,
     gradient: Tensor<1>,
-    step: &AdamWStep,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
     previous: Tensor<1>,
 ) -> (AdamWState, Tensor<1>) {
     let mut updates = AdamWUpdates::default();
-    let (state, rounded) = updates.add(state, gradient, step, Some(previous));
+    let (state, rounded) = updates.add(state, gradient, rule, step, Some(previous));
     updates.finish();
     (state, rounded.expect("a previous value was given"))
 }
@@ -79,19 +81,20 @@ impl AdamWUpdates {
         &mut self,
         state: AdamWState,
         gradient: Tensor<1>,
-        step: &AdamWStep,
+        rule: &AdamW,
+        step: &UpdateStep<'_>,
         previous: Option<Tensor<1>>,
     ) -> (AdamWState, Option<Tensor<1>>) {
         check_sizes(&state, &gradient, previous.as_ref());
         #[cfg(feature = "cube")]
         if cube::applies_to(&state, &gradient) {
-            return self.waiting.add(state, &gradient, step, previous);
+            return self.waiting.add(state, &gradient, rule, step, previous);
         }
         let dtype = previous.map(|previous| FloatDType::from(previous.dtype()));
         let gradient = if dtype.is_some() { widen(gradient) } else { gradient };
         let state = match flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
-            true => flex::adamw(state, &gradient, step),
-            false => adamw_reference(state, gradient, step),
+            true => flex::adamw(state, &gradient, AdamWConstants::new(rule, step)),
+            false => adamw_reference(state, gradient, rule, step),
         };
         let rounded = dtype.map(|dtype| state.parameter.clone().cast(dtype));
         (state, rounded)
@@ -109,41 +112,47 @@ fn check_sizes(state: &AdamWState, gradient: &Tensor<1>, previous: Option<&Tenso
 }
 
 /// [`adamw`] in plain Burn operations.
-pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, step: &AdamWStep) -> AdamWState {
+pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, rule: &AdamW, step: &UpdateStep<'_>) -> AdamWState {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let mut gradient = gradient * step.gradient_scale;
     let mut parameter = parameter;
     if step.weight_decay != 0.0 {
-        if step.decoupled {
-            parameter = parameter * (1.0 - step.lr * step.weight_decay);
+        if rule.decoupled {
+            parameter = parameter * (1.0 - step.learning_rate * step.weight_decay);
         } else {
             gradient = gradient + parameter.clone() * step.weight_decay;
         }
     }
-    let exp_avg = exp_avg * step.beta1 + gradient.clone() * (1.0 - step.beta1);
-    let exp_avg_sq = exp_avg_sq * step.beta2 + gradient.clone() * gradient * (1.0 - step.beta2);
-    let n = i32::try_from(step.step).unwrap_or(i32::MAX);
-    let correction1 = 1.0 - step.beta1.powi(n);
-    let correction2 = (1.0 - step.beta2.powi(n)).sqrt();
-    let denominator = exp_avg_sq.clone().sqrt() / correction2 + step.epsilon;
-    let parameter = parameter - exp_avg.clone() / denominator * (step.lr / correction1);
+    let exp_avg = exp_avg * rule.beta1 + gradient.clone() * (1.0 - rule.beta1);
+    let exp_avg_sq = exp_avg_sq * rule.beta2 + gradient.clone() * gradient * (1.0 - rule.beta2);
+    let n = i32::try_from(step.number).unwrap_or(i32::MAX);
+    let correction1 = 1.0 - rule.beta1.powi(n);
+    let correction2 = (1.0 - rule.beta2.powi(n)).sqrt();
+    let denominator = exp_avg_sq.clone().sqrt() / correction2 + rule.epsilon * step.eps_mult;
+    let parameter = parameter - exp_avg.clone() / denominator * (step.learning_rate / correction1);
     AdamWState { parameter, exp_avg, exp_avg_sq }
 }
 
 /// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum
-/// buffer.
+/// buffer, which decays by `momentum_factor`.
 ///
 /// The tensors' memory is re-used where nobody else holds it.
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn sgd(parameter: Tensor<1>, momentum: Tensor<1>, gradient: Tensor<1>, step: &SgdStep) -> (Tensor<1>, Tensor<1>) {
+pub fn sgd(
+    parameter: Tensor<1>,
+    momentum: Tensor<1>,
+    gradient: Tensor<1>,
+    momentum_factor: f64,
+    step: &UpdateStep<'_>,
+) -> (Tensor<1>, Tensor<1>) {
     let sizes = [&parameter, &momentum, &gradient].map(|tensor| tensor.dims()[0]);
     assert!(sizes.iter().all(|size| *size == sizes[0]), "sgd: parameter, momentum and gradient have sizes {sizes:?}");
     if flex::all_plain(&[&parameter, &momentum, &gradient]) {
-        return flex::sgd(parameter, momentum, &gradient, step);
+        return flex::sgd(parameter, momentum, &gradient, momentum_factor, step);
     }
-    sgd_reference(parameter, momentum, gradient, step)
+    sgd_reference(parameter, momentum, gradient, momentum_factor, step)
 }
 
 /// [`sgd`] in plain Burn operations.
@@ -151,14 +160,15 @@ pub fn sgd_reference(
     parameter: Tensor<1>,
     momentum: Tensor<1>,
     gradient: Tensor<1>,
-    step: &SgdStep,
+    momentum_factor: f64,
+    step: &UpdateStep<'_>,
 ) -> (Tensor<1>, Tensor<1>) {
     let mut gradient = gradient * step.gradient_scale;
     if step.weight_decay != 0.0 {
         gradient = gradient + parameter.clone() * step.weight_decay;
     }
-    let momentum = momentum * step.momentum + gradient;
-    (parameter - momentum.clone() * step.lr, momentum)
+    let momentum = momentum * momentum_factor + gradient;
+    (parameter - momentum.clone() * step.learning_rate, momentum)
 }
 
 /// Sum of squares of all elements, in float64 (on GPUs, of sums of blocks in float32).

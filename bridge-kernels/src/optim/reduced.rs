@@ -5,7 +5,7 @@
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::formats::Format;
-use super::steps::{AdamWState, AdamWStep};
+use super::steps::{AdamW, AdamWConstants, AdamWState, UpdateStep};
 use super::stored::{Master, MasterFormat, Stored, magnitude};
 use super::{adamw, adamw_reference, flex};
 use crate::precision::widen;
@@ -44,14 +44,15 @@ pub struct ReducedFormats {
 pub fn adamw_reduced(
     state: ReducedAdamW,
     gradient: Tensor<1>,
-    step: &AdamWStep,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
     formats: &ReducedFormats,
     scales: [f32; 3],
 ) -> ReducedAdamW {
     state.check(&gradient);
     match flex::reduced::applies_to(&state, &gradient, formats) {
-        true => flex::reduced::adamw(state, &gradient, step, formats, scales),
-        false => update(state, gradient, step, formats, scales, adamw),
+        true => flex::reduced::adamw(state, &gradient, AdamWConstants::new(rule, step), formats, scales),
+        false => update(state, gradient, formats, scales, |state, gradient| adamw(state, gradient, rule, step)),
     }
 }
 
@@ -59,11 +60,12 @@ pub fn adamw_reduced(
 pub fn adamw_reduced_reference(
     state: ReducedAdamW,
     gradient: Tensor<1>,
-    step: &AdamWStep,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
     formats: &ReducedFormats,
     scales: [f32; 3],
 ) -> ReducedAdamW {
-    update(state, gradient, step, formats, scales, adamw_reference)
+    update(state, gradient, formats, scales, |state, gradient| adamw_reference(state, gradient, rule, step))
 }
 
 /// The largest magnitudes that the float32 parameter and the moments would have after the update,
@@ -71,15 +73,20 @@ pub fn adamw_reduced_reference(
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn adamw_magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> [f32; 3] {
+pub fn adamw_magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, rule: &AdamW, step: &UpdateStep<'_>) -> [f32; 3] {
     state.check(gradient);
-    flex::reduced::magnitudes(state, gradient, step)
-        .unwrap_or_else(|| adamw_magnitudes_reference(state, gradient, step))
+    flex::reduced::magnitudes(state, gradient, AdamWConstants::new(rule, step))
+        .unwrap_or_else(|| adamw_magnitudes_reference(state, gradient, rule, step))
 }
 
 /// [`adamw_magnitudes`] by an update that is thrown away.
-pub fn adamw_magnitudes_reference(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> [f32; 3] {
-    let AdamWState { parameter, exp_avg, exp_avg_sq } = adamw(widened(state), widen(gradient.clone()), step);
+pub fn adamw_magnitudes_reference(
+    state: &ReducedAdamW,
+    gradient: &Tensor<1>,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
+) -> [f32; 3] {
+    let AdamWState { parameter, exp_avg, exp_avg_sq } = adamw(widened(state), widen(gradient.clone()), rule, step);
     [parameter, exp_avg, exp_avg_sq].map(magnitude)
 }
 
@@ -103,15 +110,14 @@ fn widened(state: &ReducedAdamW) -> AdamWState {
 fn update(
     state: ReducedAdamW,
     gradient: Tensor<1>,
-    step: &AdamWStep,
     formats: &ReducedFormats,
     scales: [f32; 3],
-    adamw: fn(AdamWState, Tensor<1>, &AdamWStep) -> AdamWState,
+    adamw: impl FnOnce(AdamWState, Tensor<1>) -> AdamWState,
 ) -> ReducedAdamW {
     let dtype = state.parameter.dtype();
     let wide_state = widened(&state);
     drop(state);
-    let AdamWState { parameter: updated, exp_avg, exp_avg_sq } = adamw(wide_state, widen(gradient), step);
+    let AdamWState { parameter: updated, exp_avg, exp_avg_sq } = adamw(wide_state, widen(gradient));
     let moments = [
         Stored::narrow(exp_avg, formats.moments[0], scales[1]),
         Stored::narrow(exp_avg_sq, formats.moments[1], scales[2]),

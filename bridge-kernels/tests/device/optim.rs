@@ -1,8 +1,8 @@
 //! AdamW and sums of squares.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, AdamWUpdates, GradientSums, SquareSums, accumulate, adamw, adamw_reference, adamw_rounded,
-    cube, reads_16_bits, sum_of_squares,
+    AdamW, AdamWState, AdamWUpdates, GradientSums, SquareSums, UpdateStep, accumulate, adamw, adamw_reference,
+    adamw_rounded, cube, reads_16_bits, sum_of_squares,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -15,17 +15,12 @@ const SIZES: [usize; 37] = [
     768, 6, 1536, 768, 3, 40_000, 8, 768, 19, 20, 768, 64, 10,
 ];
 
-fn step(number: u64, decoupled: bool) -> AdamWStep {
-    AdamWStep {
-        lr: 0.01,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        decoupled,
-        step: number,
-        gradient_scale: 0.25,
-    }
+fn rule(decoupled: bool) -> AdamW {
+    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 2e-8, decoupled }
+}
+
+fn step(number: u64) -> UpdateStep<'static> {
+    UpdateStep { learning_rate: 0.01, weight_decay: 0.1, eps_mult: 0.5, number, gradient_scale: 0.25, shape: &[] }
 }
 
 fn flat(values: &[f32], device: &Device) -> Tensor<1> {
@@ -50,10 +45,10 @@ fn several_steps() {
         let (mut fused, mut expected) = (start(n, &device()), start(n, &Device::flex()));
         for number in 1..=3 {
             let gradient = values(10 + number, n);
-            let step = step(number, decoupled);
+            let (rule, step) = (rule(decoupled), step(number));
             assert!(cube::applies_to(&fused, &flat(&gradient, &device())));
-            fused = adamw(fused, flat(&gradient, &device()), &step);
-            expected = adamw_reference(expected, flat(&gradient, &Device::flex()), &step);
+            fused = adamw(fused, flat(&gradient, &device()), &rule, &step);
+            expected = adamw_reference(expected, flat(&gradient, &Device::flex()), &rule, &step);
             for (got, want) in read_all(&fused).iter().zip(read_all(&expected)) {
                 assert_close(&format!("step {number} of {n}"), got, &want, 1e-6);
             }
@@ -71,9 +66,9 @@ fn parameters_of_16_bits() {
             for number in 1..=3 {
                 let gradient = flat(&values(10 + number, n), &device()).cast(dtype);
                 let previous = fused.parameter.clone().cast(dtype);
-                let (state, rounded) = adamw_rounded(fused, gradient.clone(), &step(number, true), previous);
+                let (state, rounded) = adamw_rounded(fused, gradient.clone(), &rule(true), &step(number), previous);
                 assert_eq!(rounded.dtype(), dtype.into());
-                expected = adamw(expected, gradient.cast(FloatDType::F32), &step(number, true));
+                expected = adamw(expected, gradient.cast(FloatDType::F32), &rule(true), &step(number));
                 assert_eq!(read_all(&state), read_all(&expected));
                 assert_eq!(read(rounded), read(expected.parameter.clone().cast(dtype)));
                 fused = state;
@@ -83,13 +78,13 @@ fn parameters_of_16_bits() {
 }
 
 /// AdamW written out in float64: parameter and moments of one element.
-fn in_float64([p, m, v]: [f64; 3], gradient: f64, step: &AdamWStep) -> [f64; 3] {
-    let g = gradient * step.gradient_scale + if step.decoupled { 0.0 } else { step.weight_decay * p };
-    let (m, v) = (step.beta1 * m + (1.0 - step.beta1) * g, step.beta2 * v + (1.0 - step.beta2) * g * g);
-    let n = step.step as i32;
-    let (m_hat, v_hat) = (m / (1.0 - step.beta1.powi(n)), v / (1.0 - step.beta2.powi(n)));
-    let kept = if step.decoupled { p * (1.0 - step.lr * step.weight_decay) } else { p };
-    [kept - step.lr * m_hat / (v_hat.sqrt() + step.epsilon), m, v]
+fn in_float64([p, m, v]: [f64; 3], gradient: f64, rule: &AdamW, step: &UpdateStep<'_>) -> [f64; 3] {
+    let g = gradient * step.gradient_scale + if rule.decoupled { 0.0 } else { step.weight_decay * p };
+    let (m, v) = (rule.beta1 * m + (1.0 - rule.beta1) * g, rule.beta2 * v + (1.0 - rule.beta2) * g * g);
+    let n = step.number as i32;
+    let (m_hat, v_hat) = (m / (1.0 - rule.beta1.powi(n)), v / (1.0 - rule.beta2.powi(n)));
+    let kept = if rule.decoupled { p * (1.0 - step.learning_rate * step.weight_decay) } else { p };
+    [kept - step.learning_rate * m_hat / (v_hat.sqrt() + rule.epsilon * step.eps_mult), m, v]
 }
 
 /// Many tensors with two sets of constants, some with a rounded value and gradients of 16 bits:
@@ -97,7 +92,8 @@ fn in_float64([p, m, v]: [f64; 3], gradient: f64, step: &AdamWStep) -> [f64; 3] 
 #[test]
 fn tensors_of_one_launch_are_updated_as_by_themselves() {
     let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype);
-    let steps = |number| [step(number, true), AdamWStep { weight_decay: 0.0, ..step(number, false) }];
+    let rules = [true, false].map(rule);
+    let steps = |number| [step(number), UpdateStep { weight_decay: 0.0, ..step(number) }];
     for dtype in dtypes.map(Some).chain([None]) {
         for count in [1, 2, 5, 16, 17, SIZES.len()] {
             let sizes = &SIZES[..count];
@@ -116,24 +112,24 @@ fn tensors_of_one_launch_are_updated_as_by_themselves() {
                 for (i, state) in together.iter_mut().enumerate() {
                     let (gradient, previous) = (gradient(i, sizes[i]), previous(state));
                     let before = std::mem::replace(state, start(1, &device()));
-                    let (after, narrow) = updates.add(before, gradient, &steps(number)[i % 2], previous);
+                    let (after, narrow) = updates.add(before, gradient, &rules[i % 2], &steps(number)[i % 2], previous);
                     *state = after;
                     rounded.push(narrow);
                 }
                 updates.finish();
                 for (i, state) in alone.iter_mut().enumerate() {
-                    let (gradient, step) = (gradient(i, sizes[i]), steps(number)[i % 2]);
+                    let (gradient, rule, step) = (gradient(i, sizes[i]), &rules[i % 2], steps(number)[i % 2]);
                     let wide_gradient = read(gradient.clone().cast(FloatDType::F32));
                     for (element, g) in wide[i].iter_mut().zip(wide_gradient) {
-                        *element = in_float64(*element, f64::from(g), &step);
+                        *element = in_float64(*element, f64::from(g), rule, &step);
                     }
                     let before = std::mem::replace(state, start(1, &device()));
                     let (after, narrow) = match previous(&before) {
                         Some(previous) => {
-                            let (after, narrow) = adamw_rounded(before, gradient, &step, previous);
+                            let (after, narrow) = adamw_rounded(before, gradient, rule, &step, previous);
                             (after, Some(narrow))
                         }
-                        None => (adamw(before, gradient, &step), None),
+                        None => (adamw(before, gradient, rule, &step), None),
                     };
                     assert_eq!(read_all(&after), read_all(&together[i]), "tensor {i} of {count}, {dtype:?}");
                     assert_eq!(narrow.map(read), rounded[i].clone().map(read), "tensor {i} of {count}, {dtype:?}");
@@ -172,11 +168,11 @@ fn memory_is_written_again() {
     };
     let before = places(&state, &previous);
     assert!((0..4).all(|i| (0..i).all(|j| before[i] != before[j])), "four places: {before:?}");
-    let (state, rounded) = adamw_rounded(state, gradient.clone(), &step(1, true), previous);
+    let (state, rounded) = adamw_rounded(state, gradient.clone(), &rule(true), &step(1), previous);
     assert_eq!(places(&state, &rounded), before);
     let held = rounded.clone();
     let values = read(held.clone());
-    let (state, rounded) = adamw_rounded(state, gradient, &step(2, true), rounded);
+    let (state, rounded) = adamw_rounded(state, gradient, &rule(true), &step(2), rounded);
     assert_eq!(places(&state, &rounded)[..3], before[..3]);
     assert_ne!(memory(&rounded), before[3]);
     assert_eq!(read(held), values);
@@ -272,8 +268,8 @@ fn what_others_hold_is_left_alone() {
     let whole = flat(&values(7, 40), &device());
     let view = AdamWState { parameter: whole.clone().narrow(0, 8, 20), ..state.clone() };
     let gradient = flat(&values(2, 20), &device());
-    let next = adamw(state.clone(), gradient.clone(), &step(1, true));
-    let from_view = adamw(view, gradient.clone(), &step(1, true));
+    let next = adamw(state.clone(), gradient.clone(), &rule(true), &step(1));
+    let from_view = adamw(view, gradient.clone(), &rule(true), &step(1));
     assert_eq!(read_all(&state), before);
     assert_eq!(read(gradient), values(2, 20));
     assert_eq!(read(whole), values(7, 40));

@@ -1,7 +1,7 @@
 //! A small Llama with all of this crate's operations, trained for some steps on the device and on
 //! the CPU.
 
-use bridge_kernels::optim::{AdamWState, AdamWStep, adamw, sum_of_squares};
+use bridge_kernels::optim::{AdamW, AdamWState, UpdateStep, adamw, sum_of_squares};
 use bridge_kernels::rotary::{Positions, RotaryPairing, RotaryTable, apply_rotary};
 use bridge_kernels::{
     Activation, AttentionOptions, CrossEntropyOptions, attention, embedding, glu, layer_norm, linear,
@@ -64,7 +64,8 @@ fn train(device: &Device, steps: u64) -> (Vec<f64>, Vec<f64>) {
     let targets: Vec<i64> = (0..B * T).map(|i| ((i + 1) * 7919 % V) as i64).collect();
     let mut states = start(device);
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
-    for step in 1..=steps {
+    let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled: true };
+    for number in 1..=steps {
         let leaves: Vec<Tensor<1>> =
             states.iter().map(|state| state.parameter.clone().autodiff().require_grad()).collect();
         let loss = loss(&leaves, ints(&ids, [B, T], device), ints(&targets, [B * T], device), &table);
@@ -75,17 +76,16 @@ fn train(device: &Device, steps: u64) -> (Vec<f64>, Vec<f64>) {
         drop(leaves);
         let norm = gradients.iter().map(sum_of_squares).sum::<f64>().sqrt();
         norms.push(norm);
-        let step = AdamWStep {
-            lr: 1e-2,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
+        let step = UpdateStep {
+            learning_rate: 1e-2,
             weight_decay: 0.1,
-            decoupled: true,
-            step,
+            eps_mult: 1.0,
+            number,
             gradient_scale: (1.0 / norm).min(1.0),
+            shape: &[],
         };
-        states = states.into_iter().zip(gradients).map(|(state, gradient)| adamw(state, gradient, &step)).collect();
+        states =
+            states.into_iter().zip(gradients).map(|(state, gradient)| adamw(state, gradient, &rule, &step)).collect();
     }
     (losses, norms)
 }

@@ -1,7 +1,7 @@
 //! Optimizer arithmetic.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, AdamWUpdates, GradientSums, SgdStep, SquareSums, accumulate, adamw, adamw_reference,
+    AdamW, AdamWState, AdamWUpdates, GradientSums, SquareSums, UpdateStep, accumulate, adamw, adamw_reference,
     adamw_rounded, count_zeros, reads_16_bits, sgd, sgd_reference, sum_of_squares,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
@@ -12,37 +12,32 @@ pub fn flat(values: &[f32]) -> Tensor<1> {
     tensor(values, [values.len()], &Device::flex())
 }
 
-pub fn step(step: u64, decoupled: bool) -> AdamWStep {
-    AdamWStep {
-        lr: 1e-2,
-        beta1: 0.9,
-        beta2: 0.95,
-        epsilon: 1e-8,
-        weight_decay: 0.1,
-        decoupled,
-        step,
-        gradient_scale: 0.5,
-    }
+pub fn rule(decoupled: bool) -> AdamW {
+    AdamW { beta1: 0.9, beta2: 0.95, epsilon: 2e-8, decoupled }
+}
+
+pub fn step(number: u64) -> UpdateStep<'static> {
+    UpdateStep { learning_rate: 1e-2, weight_decay: 0.1, eps_mult: 0.5, number, gradient_scale: 0.5, shape: &[] }
 }
 
 /// AdamW of one element in float64.
-fn plain_adamw(state: &mut [f64; 3], gradient: f64, s: &AdamWStep) {
+fn plain_adamw(state: &mut [f64; 3], gradient: f64, r: &AdamW, s: &UpdateStep<'_>) {
     let [p, m, v] = state;
     let mut g = gradient * s.gradient_scale;
-    if s.decoupled {
-        *p -= s.lr * s.weight_decay * *p;
+    if r.decoupled {
+        *p -= s.learning_rate * s.weight_decay * *p;
     } else {
         g += s.weight_decay * *p;
     }
-    *m = s.beta1 * *m + (1.0 - s.beta1) * g;
-    *v = s.beta2 * *v + (1.0 - s.beta2) * g * g;
-    let (m, v) = (*m / (1.0 - s.beta1.powf(s.step as f64)), *v / (1.0 - s.beta2.powf(s.step as f64)));
-    *p -= s.lr * m / (v.sqrt() + s.epsilon);
+    *m = r.beta1 * *m + (1.0 - r.beta1) * g;
+    *v = r.beta2 * *v + (1.0 - r.beta2) * g * g;
+    let (m, v) = (*m / (1.0 - r.beta1.powf(s.number as f64)), *v / (1.0 - r.beta2.powf(s.number as f64)));
+    *p -= s.learning_rate * m / (v.sqrt() + r.epsilon * s.eps_mult);
 }
 
 #[test]
 fn adamw_follows_float64_and_its_reference_over_steps() {
-    for decoupled in [true, false] {
+    for rule in [true, false].map(rule) {
         for n in [0, 1, 67, 40_009] {
             let start = values(1, n);
             let zeros = vec![0.0; n];
@@ -50,10 +45,10 @@ fn adamw_follows_float64_and_its_reference_over_steps() {
             let (mut fast, mut reference) = (state(&start), state(&start));
             let mut plain: Vec<[f64; 3]> = start.iter().map(|p| [f64::from(*p), 0.0, 0.0]).collect();
             for i in 1..=3 {
-                let (gradient, step) = (values(10 + i, n), step(i, decoupled));
-                fast = adamw(fast, flat(&gradient), &step);
-                reference = adamw_reference(reference, flat(&gradient), &step);
-                plain.iter_mut().zip(&gradient).for_each(|(state, g)| plain_adamw(state, f64::from(*g), &step));
+                let (gradient, step) = (values(10 + i, n), step(i));
+                fast = adamw(fast, flat(&gradient), &rule, &step);
+                reference = adamw_reference(reference, flat(&gradient), &rule, &step);
+                plain.iter_mut().zip(&gradient).for_each(|(state, g)| plain_adamw(state, f64::from(*g), &rule, &step));
             }
             let column = |i: usize| plain.iter().map(|state| state[i]).collect::<Vec<_>>();
             for (i, (fast, reference)) in [
@@ -79,22 +74,22 @@ fn shared_and_sliced_parameters_are_left_alone() {
     let slice = whole.clone().narrow(0, 5, 20);
     let state = AdamWState { parameter: slice, exp_avg: flat(&[0.0; 20]), exp_avg_sq: flat(&[0.0; 20]) };
     let gradient = flat(&values(2, 20));
-    let next = adamw(state, gradient.clone(), &step(1, true));
+    let next = adamw(state, gradient.clone(), &rule(true), &step(1));
     assert_eq!(read(whole), before, "the buffer that the slice came from");
     assert_eq!(read(gradient), values(2, 20));
     let direct =
         AdamWState { parameter: flat(&before[5..25]), exp_avg: flat(&[0.0; 20]), exp_avg_sq: flat(&[0.0; 20]) };
-    let direct = adamw(direct, flat(&values(2, 20)), &step(1, true));
+    let direct = adamw(direct, flat(&values(2, 20)), &rule(true), &step(1));
     assert_eq!(read(next.parameter), read(direct.parameter));
 }
 
 #[test]
 fn sgd_and_accumulation_follow_their_references() {
-    let step = SgdStep { lr: 0.1, momentum: 0.9, weight_decay: 0.01, gradient_scale: 0.5 };
+    let step = UpdateStep { learning_rate: 0.1, weight_decay: 0.01, ..step(1) };
     for n in [1, 33_000] {
         let [p, m, g] = [1, 2, 3].map(|seed| flat(&values(seed, n)));
-        let fast = sgd(p.clone(), m.clone(), g.clone(), &step);
-        let reference = sgd_reference(p.clone(), m.clone(), g.clone(), &step);
+        let fast = sgd(p.clone(), m.clone(), g.clone(), 0.9, &step);
+        let reference = sgd_reference(p.clone(), m.clone(), g.clone(), 0.9, &step);
         assert_close("parameter", &read(fast.0), &wide(&read(reference.0)), 1e-6);
         assert_close("momentum", &read(fast.1), &wide(&read(reference.1)), 1e-6);
         let expected: Vec<f32> = values(1, n).iter().zip(values(3, n)).map(|(a, b)| a + b).collect();
@@ -116,10 +111,10 @@ fn parameters_of_16_bits() {
         for n in [1, 31, 1_025] {
             let gradient = flat(&values(2, n)).cast(dtype);
             assert!(!reads_16_bits(&gradient), "on the CPU they are widened once");
-            let expected = adamw(start(n), gradient.clone().cast(FloatDType::F32), &step(1, true)).parameter;
+            let expected = adamw(start(n), gradient.clone().cast(FloatDType::F32), &rule(true), &step(1)).parameter;
             let previous = start(n).parameter.cast(dtype);
-            let of_batch = updates.add(start(n), gradient.clone(), &step(1, true), Some(previous.clone()));
-            let (state, rounded) = adamw_rounded(start(n), gradient, &step(1, true), previous);
+            let of_batch = updates.add(start(n), gradient.clone(), &rule(true), &step(1), Some(previous.clone()));
+            let (state, rounded) = adamw_rounded(start(n), gradient, &rule(true), &step(1), previous);
             for (state, rounded) in [(state, Some(rounded)), of_batch] {
                 let rounded = rounded.expect("a previous value was given");
                 assert_eq!((read(state.parameter), rounded.dtype()), (read(expected.clone()), dtype.into()));
@@ -182,7 +177,7 @@ fn the_same_on_any_number_of_threads() {
             exp_avg: flat(&values(2, n)),
             exp_avg_sq: flat(&vec![0.5; n]),
         };
-        let state = adamw(state, flat(&values(4, n)), &step(3, true));
+        let state = adamw(state, flat(&values(4, n)), &rule(true), &step(3));
         let squares = sum_of_squares(&state.parameter).to_bits();
         let halves = vec![f32::from_bits(squares as u32), f32::from_bits((squares >> 32) as u32)];
         vec![read(state.parameter), read(state.exp_avg), read(state.exp_avg_sq), halves]
@@ -193,5 +188,5 @@ fn the_same_on_any_number_of_threads() {
 #[should_panic(expected = "adamw: parameter, moments and gradient have sizes [3, 3, 3, 2]")]
 fn different_sizes_are_named() {
     let state = AdamWState { parameter: flat(&[0.0; 3]), exp_avg: flat(&[0.0; 3]), exp_avg_sq: flat(&[0.0; 3]) };
-    adamw(state, flat(&[0.0; 2]), &step(1, true));
+    adamw(state, flat(&[0.0; 2]), &rule(true), &step(1));
 }

@@ -2,13 +2,13 @@
 //! and against float32 states.
 
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, Format, Master, MasterFormat, ReducedAdamW, ReducedFormats, Stored, adamw, adamw_magnitudes,
-    adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
+    AdamW, AdamWState, Format, Master, MasterFormat, ReducedAdamW, ReducedFormats, Stored, UpdateStep, adamw,
+    adamw_magnitudes, adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::common::{assert_close, assert_same_on_any_threads, read, values, wide};
-use crate::optim::{flat, step};
+use crate::optim::{flat, rule, step};
 
 const FORMATS: [Format; 4] = [Format::Float32, Format::BFloat16, Format::Float16, Format::Float8];
 
@@ -25,9 +25,15 @@ fn scales(magnitudes: [f32; 3], formats: &ReducedFormats) -> [f32; 3] {
     [master, m, v]
 }
 
-fn advance(state: ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep, formats: &ReducedFormats) -> ReducedAdamW {
-    let scales = scales(adamw_magnitudes(&state, gradient, step), formats);
-    adamw_reduced(state, gradient.clone(), step, formats, scales)
+fn advance(
+    state: ReducedAdamW,
+    gradient: &Tensor<1>,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
+    formats: &ReducedFormats,
+) -> ReducedAdamW {
+    let scales = scales(adamw_magnitudes(&state, gradient, rule, step), formats);
+    adamw_reduced(state, gradient.clone(), rule, step, formats, scales)
 }
 
 /// Half the distance of two numbers of a format at the size of `x`, which is in units of the scale.
@@ -56,19 +62,19 @@ struct Plain {
 }
 
 impl Plain {
-    fn step(&mut self, gradient: &[f32], s: &AdamWStep) -> Vec<f64> {
+    fn step(&mut self, gradient: &[f32], r: &AdamW, s: &UpdateStep<'_>) -> Vec<f64> {
         for (i, g) in gradient.iter().enumerate() {
             let [p, m, v] = [0, 1, 2].map(|state: usize| self.states[state][i]);
             let mut g = f64::from(*g) * s.gradient_scale;
             let mut next = p;
-            if s.decoupled {
-                next -= s.lr * s.weight_decay * p;
+            if r.decoupled {
+                next -= s.learning_rate * s.weight_decay * p;
             } else {
                 g += s.weight_decay * p;
             }
-            let (m, v) = (s.beta1 * m + (1.0 - s.beta1) * g, s.beta2 * v + (1.0 - s.beta2) * g * g);
-            let (hat_m, hat_v) = (m / (1.0 - s.beta1.powf(s.step as f64)), v / (1.0 - s.beta2.powf(s.step as f64)));
-            next -= s.lr * hat_m / (hat_v.sqrt() + s.epsilon);
+            let (m, v) = (r.beta1 * m + (1.0 - r.beta1) * g, r.beta2 * v + (1.0 - r.beta2) * g * g);
+            let (hat_m, hat_v) = (m / (1.0 - r.beta1.powf(s.number as f64)), v / (1.0 - r.beta2.powf(s.number as f64)));
+            next -= s.learning_rate * hat_m / (hat_v.sqrt() + r.epsilon * s.eps_mult);
             for (state, value) in [next, m, v].into_iter().enumerate() {
                 self.states[state][i] = value;
             }
@@ -109,9 +115,9 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
     // What a rounding left is felt when the state has become smaller.
     let mut peaks = [0, 1, 2].map(|_| vec![0.0_f64; n]);
     for number in 1..=10 {
-        let (gradient, step) = (values(10 + number, n), step(number, decoupled));
-        state = advance(state, &flat(&gradient), &step, &formats);
-        let exact = plain.step(&gradient, &step);
+        let (gradient, step) = (values(10 + number, n), step(number));
+        state = advance(state, &flat(&gradient), &rule(decoupled), &step, &formats);
+        let exact = plain.step(&gradient, &rule(decoupled), &step);
         let device = Device::flex();
         let master = state.master.as_ref().map(|master| master.widen(&state.parameter));
         let parameter = master.unwrap_or_else(|| state.parameter.clone());
@@ -175,10 +181,10 @@ fn twenty_steps_with_remainders_have_the_bits_of_whole_masters() {
         let mut c = AdamWState { parameter: first.cast(FloatDType::F32), exp_avg: zeros(), exp_avg_sq: zeros() };
         let mut ties = 0;
         for number in 1..=20 {
-            let (gradient, step) = (flat(&values(10 + number, n)), step(number, true));
-            a = advance(a, &gradient, &step, &low);
-            b = advance(b, &gradient, &step, &whole);
-            c = adamw(c, gradient, &step);
+            let (gradient, step) = (flat(&values(10 + number, n)), step(number));
+            a = advance(a, &gradient, &rule(true), &step, &low);
+            b = advance(b, &gradient, &rule(true), &step, &whole);
+            c = adamw(c, gradient, &rule(true), &step);
             let Some(Master::Remainders(remainders)) = &a.master else { panic!("remainders are kept") };
             ties += remainders.ties.len();
             assert_eq!(a.parameter.to_data(), b.parameter.to_data(), "step {number}");
@@ -208,16 +214,17 @@ fn all_forms_agree() {
         ] {
             let mut state = start(flat(&values(1, n)).cast(dtype), &formats);
             for number in 1..=3 {
-                let (gradient, step) = (flat(&values(10 + number, n)), step(number, true));
-                let magnitudes = adamw_magnitudes(&state, &gradient, &step);
+                let (gradient, step) = (flat(&values(10 + number, n)), step(number));
+                let magnitudes = adamw_magnitudes(&state, &gradient, &rule(true), &step);
                 for (found, expected) in
-                    magnitudes.into_iter().zip(adamw_magnitudes_reference(&state, &gradient, &step))
+                    magnitudes.into_iter().zip(adamw_magnitudes_reference(&state, &gradient, &rule(true), &step))
                 {
                     assert!((found - expected).abs() <= 1e-6 * expected, "{formats:?}: {found} {expected}");
                 }
                 let scales = scales(magnitudes, &formats);
-                let reference = adamw_reduced_reference(state.clone(), gradient.clone(), &step, &formats, scales);
-                state = adamw_reduced(state, gradient, &step, &formats, scales);
+                let reference =
+                    adamw_reduced_reference(state.clone(), gradient.clone(), &rule(true), &step, &formats, scales);
+                state = adamw_reduced(state, gradient, &rule(true), &step, &formats, scales);
                 for (found, expected) in state.moments.iter().zip(&reference.moments) {
                     assert_eq!((found.format(), found.scale()), (expected.format(), expected.scale()));
                     let [found, expected] = [found, expected].map(|moment| read(moment.widen(&Device::flex())));
@@ -237,17 +244,19 @@ fn gradients_of_16_bits_are_taken_as_they_are_and_other_formats_are_turned() {
     let to = ReducedFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::BFloat16] };
     let gradient = flat(&values(9, n)).cast(FloatDType::BF16);
     let wide_gradient = gradient.clone().cast(FloatDType::F32);
-    let state = advance(start(flat(&values(1, n)).cast(FloatDType::BF16), &from), &gradient, &step(1, true), &from);
-    let same = advance(start(flat(&values(1, n)).cast(FloatDType::BF16), &from), &wide_gradient, &step(1, true), &from);
+    let state =
+        advance(start(flat(&values(1, n)).cast(FloatDType::BF16), &from), &gradient, &rule(true), &step(1), &from);
+    let same =
+        advance(start(flat(&values(1, n)).cast(FloatDType::BF16), &from), &wide_gradient, &rule(true), &step(1), &from);
     assert_eq!(state.parameter.to_data(), same.parameter.to_data());
     // States that were saved in other formats are read as they are, and kept as they are to be.
-    let turned = advance(state.clone(), &gradient, &step(2, true), &to);
-    let plain = advance(state, &gradient, &step(2, true), &from);
+    let turned = advance(state.clone(), &gradient, &rule(true), &step(2), &to);
+    let plain = advance(state, &gradient, &rule(true), &step(2), &from);
     assert_eq!(turned.parameter.to_data(), plain.parameter.to_data());
     assert!(turned.master.as_ref().is_some_and(|master| master.has(MasterFormat::Remainders)));
     assert_eq!(turned.moments.each_ref().map(Stored::format), to.moments.map(Some));
     assert_eq!(turned.moments.each_ref().map(Stored::bytes), [n as u64 + 4, 2 * n as u64]);
-    let back = advance(turned, &gradient, &step(3, true), &from);
+    let back = advance(turned, &gradient, &rule(true), &step(3), &from);
     assert_eq!(back.moments.each_ref().map(Stored::bytes), [4 * n as u64; 2]);
 }
 
@@ -257,7 +266,8 @@ fn what_others_hold_is_left_alone_and_parts_have_the_scale() {
     let state = advance(
         start(flat(&values(1, 97)).cast(FloatDType::BF16), &formats),
         &flat(&values(2, 97)),
-        &step(1, true),
+        &rule(true),
+        &step(1),
         &formats,
     );
     let kept = state.clone();
@@ -267,7 +277,7 @@ fn what_others_hold_is_left_alone_and_parts_have_the_scale() {
         (read(state.parameter.clone()), master, moments)
     };
     let before = seen(&state);
-    let next = advance(state, &flat(&values(3, 97)), &step(2, true), &formats);
+    let next = advance(state, &flat(&values(3, 97)), &rule(true), &step(2), &formats);
     assert_ne!(seen(&next), before);
     assert_eq!(seen(&kept), before);
     for moment in &kept.moments {
@@ -285,7 +295,7 @@ fn the_same_on_any_number_of_threads() {
     assert_same_on_any_threads("reduced", || {
         let mut state = start(flat(&values(1, n)).cast(FloatDType::BF16), &formats);
         for number in 1..=2 {
-            state = advance(state, &flat(&values(number, n)), &step(number, true), &formats);
+            state = advance(state, &flat(&values(number, n)), &rule(true), &step(number), &formats);
         }
         let moments = state.moments.each_ref().map(|moment| read(moment.widen(&Device::flex())));
         [vec![read(state.parameter)], moments.to_vec()].concat()
@@ -303,5 +313,5 @@ fn formats_have_their_bytes() {
 #[should_panic(expected = "adamw: parameter, moments and gradient have sizes [3, 3, 3, 2]")]
 fn different_sizes_are_named() {
     let formats = ReducedFormats { master: MasterFormat::Float32, moments: [Format::BFloat16; 2] };
-    advance(start(flat(&[0.0; 3]), &formats), &flat(&[0.0; 2]), &step(1, true), &formats);
+    advance(start(flat(&[0.0; 3]), &formats), &flat(&[0.0; 2]), &rule(true), &step(1), &formats);
 }

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bridge_core::config::DType;
-use bridge_kernels::optim::{AdamWState, AdamWStep, adamw};
+use bridge_kernels::optim::{AdamW, AdamWState, UpdateStep, adamw};
 use bridge_kernels::rotary::{Positions, RotaryPairing};
 use bridge_kernels::vjp::attach;
 use bridge_kernels::{
@@ -218,15 +218,14 @@ impl Bench {
 
     /// An update of float32 parameters, as masters of any dtype are.
     fn optimizer(&self, repeats: u32) -> Result<Value, String> {
-        let step = AdamWStep {
-            lr: 3e-4,
-            beta1: 0.9,
-            beta2: 0.95,
-            epsilon: 1e-8,
+        let rule = AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, decoupled: true };
+        let step = UpdateStep {
+            learning_rate: 3e-4,
             weight_decay: 0.1,
-            decoupled: true,
-            step: 3,
+            eps_mult: 1.0,
+            number: 3,
             gradient_scale: 0.5,
+            shape: &[PARAMETER],
         };
         let zeros = || Tensor::zeros([PARAMETER], &self.device);
         let mut state =
@@ -236,7 +235,7 @@ impl Bench {
             let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
             self.settle()?;
             let start = Instant::now();
-            state = Some(adamw(old, gradient, &step));
+            state = Some(adamw(old, gradient, &rule, &step));
             self.settle()?;
             Ok(start.elapsed())
         };

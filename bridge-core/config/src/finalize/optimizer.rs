@@ -4,7 +4,7 @@ use super::super::choice::{DType, OptimizerName};
 use super::super::run_config::{FinalOptimizer, ParallelSizes};
 use super::Draft;
 use super::presets::has_shards;
-use crate::optimizer_rules::{NAMES, OptimizerRule, RULES, UpdateSize};
+use crate::optimizer_rules::{NAMES, RULES, UpdateSize};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
@@ -86,9 +86,9 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
             1.0 - BF16_HALF_UNIT
         ));
     }
-    let keepers = RULES.iter().filter(|rule| rule.keeps_formats()).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+    let keepers = RULES.iter().filter(|rule| rule.keeps_formats).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
     let message = format!("needs optimizer.optimizer = {keepers}: states of {} are float32", config.optimizer);
-    draft.require(config.optimizer.rule().is_none_or(OptimizerRule::keeps_formats), SWITCH, message);
+    draft.require(config.optimizer.rule().is_none_or(|rule| rule.keeps_formats), SWITCH, message);
     let divides_state = has_shards(&draft.recipe);
     let message = format!(
         "needs ddp.use_distributed_optimizer on {} data-parallel ranks: each would keep the states of all parameters",

@@ -1,57 +1,42 @@
 //! Adam, with weight decay decoupled (AdamW) or in the gradient.
 
+use std::sync::Arc;
+
 use bridge_kernels::optim::{
-    AdamWState, AdamWStep, AdamWUpdates, ReducedAdamW, ReducedFormats, adamw, adamw_magnitudes, adamw_reduced,
+    AdamW, AdamWState, AdamWUpdates, ReducedAdamW, ReducedFormats, UpdateStep, adamw, adamw_magnitudes, adamw_reduced,
 };
 use burn::tensor::Tensor;
-use serde::Deserialize;
 
 use crate::config::optimizer_rules;
 
-use super::rule::{
-    ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, UpdateStep, Values, read,
-};
+use super::rule::{ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, Values};
 
 pub(super) const RULE: Rule = Rule {
     declared: &optimizer_rules::ADAM,
-    states: &[State::zeros("exp_avg"), State::zeros("exp_avg_sq")],
+    states: &[
+        State { format: Some(|settings| settings.exp_avg_dtype), ..State::zeros("exp_avg") },
+        State { format: Some(|settings| settings.exp_avg_sq_dtype), ..State::zeros("exp_avg_sq") },
+    ],
     unit: Unit::Element,
-    read: read::<Adam>,
+    update: |settings| {
+        Arc::new(AdamW {
+            beta1: settings.adam_beta1,
+            beta2: settings.adam_beta2,
+            epsilon: settings.adam_eps,
+            decoupled: settings.decoupled_weight_decay,
+        })
+    },
 };
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Adam {
-    adam_beta1: f64,
-    adam_beta2: f64,
-    adam_eps: f64,
-    decoupled_weight_decay: bool,
-}
-
-impl Adam {
-    fn constants(&self, step: &UpdateStep<'_>) -> AdamWStep {
-        AdamWStep {
-            lr: step.learning_rate,
-            beta1: self.adam_beta1,
-            beta2: self.adam_beta2,
-            epsilon: self.adam_eps * step.eps_mult,
-            weight_decay: step.weight_decay,
-            decoupled: self.decoupled_weight_decay,
-            step: step.number,
-            gradient_scale: step.gradient_scale,
-        }
-    }
-}
-
-impl Update for Adam {
+impl Update for AdamW {
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {
         let (parameter, [exp_avg, exp_avg_sq]) = values.split();
-        let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, &self.constants(step));
+        let state = adamw(AdamWState { parameter, exp_avg, exp_avg_sq }, gradient, self, step);
         Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }
     }
 
     fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
-        Some(Box::new(Batch { rule: self.clone(), updates: AdamWUpdates::default() }))
+        Some(Box::new(Batch { rule: *self, updates: AdamWUpdates::default() }))
     }
 
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
@@ -62,7 +47,7 @@ impl Update for Adam {
 /// Updates that are launched several at a time.
 #[derive(Debug)]
 struct Batch {
-    rule: Adam,
+    rule: AdamW,
     updates: AdamWUpdates,
 }
 
@@ -76,7 +61,7 @@ impl UpdateBatch for Batch {
     ) -> (Values, Option<Tensor<1>>) {
         let (parameter, [exp_avg, exp_avg_sq]) = values.split();
         let state = AdamWState { parameter, exp_avg, exp_avg_sq };
-        let (state, rounded) = self.updates.add(state, gradient, &self.rule.constants(step), previous);
+        let (state, rounded) = self.updates.add(state, gradient, &self.rule, step, previous);
         (Values { parameter: state.parameter, states: vec![state.exp_avg, state.exp_avg_sq] }, rounded)
     }
 
@@ -85,9 +70,9 @@ impl UpdateBatch for Batch {
     }
 }
 
-impl ReducedUpdate for Adam {
+impl ReducedUpdate for AdamW {
     fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32> {
-        adamw_magnitudes(&state(values.clone()), gradient, &self.constants(step)).to_vec()
+        adamw_magnitudes(&state(values.clone()), gradient, self, step).to_vec()
     }
 
     fn update(
@@ -100,7 +85,7 @@ impl ReducedUpdate for Adam {
     ) -> ReducedValues {
         let formats = ReducedFormats { master: formats.master, moments: [formats.states[0], formats.states[1]] };
         let scales = scales.try_into().expect("one of the master and one of each moment");
-        let updated = adamw_reduced(state(values), gradient, &self.constants(step), &formats, scales);
+        let updated = adamw_reduced(state(values), gradient, self, step, &formats, scales);
         let ReducedAdamW { parameter, master, moments } = updated;
         ReducedValues { parameter, master, states: moments.into() }
     }

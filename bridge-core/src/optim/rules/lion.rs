@@ -1,36 +1,37 @@
 //! Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2): the sign of an interpolation between
 //! momentum and gradient, with decoupled weight decay.
 
+use std::sync::Arc;
+
+use bridge_kernels::optim::UpdateStep;
 use burn::tensor::Tensor;
-use serde::Deserialize;
 
 use crate::config::optimizer_rules;
 
-use super::rule::{Rule, State, Unit, Update, UpdateStep, Values, read};
+use super::rule::{Rule, State, Unit, Update, Values};
 
 pub(super) const RULE: Rule = Rule {
     declared: &optimizer_rules::LION,
     states: &[State::zeros("exp_avg")],
     unit: Unit::Element,
-    read: read::<Lion>,
+    update: |settings| Arc::new(Lion { beta1: settings.lion_beta1, beta2: settings.lion_beta2 }),
 };
 
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Debug)]
 struct Lion {
     /// Share of the momentum in what the sign is taken of.
-    lion_beta1: f64,
+    beta1: f64,
     /// Decay of the momentum.
-    lion_beta2: f64,
+    beta2: f64,
 }
 
 impl Update for Lion {
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {
         let (parameter, [exp_avg]) = values.split();
         let gradient = gradient * step.gradient_scale;
-        let direction = (exp_avg.clone() * self.lion_beta1 + gradient.clone() * (1.0 - self.lion_beta1)).sign();
+        let direction = (exp_avg.clone() * self.beta1 + gradient.clone() * (1.0 - self.beta1)).sign();
         let kept = parameter * (1.0 - step.learning_rate * step.weight_decay);
-        let exp_avg = exp_avg * self.lion_beta2 + gradient * (1.0 - self.lion_beta2);
+        let exp_avg = exp_avg * self.beta2 + gradient * (1.0 - self.beta2);
         Values { parameter: kept - direction * step.learning_rate, states: vec![exp_avg] }
     }
 }
@@ -38,10 +39,10 @@ impl Update for Lion {
 #[cfg(test)]
 mod tests {
     use burn::tensor::Device;
-    use serde_json::json;
 
     use super::super::named;
     use super::*;
+    use crate::config::OptimizerConfig;
 
     /// Algorithm 2 line by line, for one element.
     fn reference(x: &mut f64, m: &mut f64, g: f64, [beta1, beta2, lr, decay]: [f64; 4]) {
@@ -54,7 +55,8 @@ mod tests {
     #[test]
     fn ten_steps_agree_with_float64_at_odd_sizes() {
         let rule = named("lion").unwrap();
-        let algorithm = rule.with(&json!({"lion_beta1": 0.95, "lion_beta2": 0.98})).unwrap();
+        let algorithm =
+            rule.with(&OptimizerConfig { lion_beta1: 0.95, lion_beta2: 0.98, ..OptimizerConfig::default() });
         assert_eq!(rule.bytes_per_element(), 4, "plans count one moment");
         for (size, weight_decay) in [(1, 0.1), (7, 0.0), (131, 0.3)] {
             let mut expected: Vec<(f64, f64)> = (0..size).map(|i| ((i % 13) as f64 * 0.25 - 1.5, 0.0)).collect();

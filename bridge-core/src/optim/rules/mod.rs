@@ -7,10 +7,10 @@ mod rule;
 pub(super) mod tests;
 
 use crate::config::OptimizerName;
-pub use bridge_kernels::optim::{Format, MasterFormat};
+pub use bridge_kernels::optim::{Format, MasterFormat, UpdateStep};
 pub use rule::{
     Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, StateShape, Unit, Update, UpdateBatch,
-    UpdateStep, Values,
+    Values,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.

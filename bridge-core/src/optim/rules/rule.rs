@@ -3,12 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use bridge_kernels::optim::{Format, Master, MasterFormat, Stored};
+use bridge_kernels::optim::{Format, Master, MasterFormat, Stored, UpdateStep};
 use burn::tensor::{FloatDType, Tensor};
-use serde::de::DeserializeOwned;
-use serde_json::Value;
 
 use crate::config::optimizer_rules::OptimizerRule;
+use crate::config::{DType, OptimizerConfig};
 
 /// Optimizer, apart from the values of its settings.
 #[derive(Debug)]
@@ -19,9 +18,10 @@ pub struct Rule {
     pub states: &'static [State],
     /// Range of a parameter that an update needs at once.
     pub unit: Unit,
-    /// Makes the update of a table of its own settings, and no others. Updates of rules with
-    /// [`OptimizerRule::state_formats`] are [`ReducedUpdate`]s too.
-    pub read: fn(Value) -> serde_json::Result<Arc<dyn Update>>,
+    /// Makes the update with the settings of `[optimizer]` that are the rule's own
+    /// ([`OptimizerRule::settings`]), and no others. Updates of rules that keep formats are
+    /// [`ReducedUpdate`]s too.
+    pub update: fn(&OptimizerConfig) -> Arc<dyn Update>,
 }
 
 /// Range of a parameter that an update needs at once.
@@ -46,6 +46,9 @@ pub struct State {
     pub shape: StateShape,
     /// Value before the first step.
     pub start: Start,
+    /// Setting of the format in which the state is kept. Every state has one if the rule keeps
+    /// formats ([`OptimizerRule::keeps_formats`]).
+    pub format: Option<fn(&OptimizerConfig) -> DType>,
 }
 
 /// The shape of a state. Another one needs its layout in checkpoints and its bytes in plans.
@@ -67,7 +70,7 @@ pub enum Start {
 impl State {
     /// A float32 state in the parameter's shape that starts from zeros.
     pub const fn zeros(name: &'static str) -> Self {
-        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros }
+        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros, format: None }
     }
 
     /// The state before the first step of a parameter, or of a range of it.
@@ -81,14 +84,9 @@ impl State {
 }
 
 impl Rule {
-    /// The rule with the values that a table of settings has for its own.
-    ///
-    /// # Errors
-    /// If one is missing, or is not of the type that the rule reads.
-    pub fn with(&'static self, settings: &Value) -> serde_json::Result<Algorithm> {
-        let own =
-            self.declared.settings.iter().filter_map(|name| Some(((*name).to_owned(), settings.get(*name)?.clone())));
-        Ok(Algorithm { rule: self, update: (self.read)(Value::Object(own.collect()))?, formats: None })
+    /// The rule with its settings of `[optimizer]`.
+    pub fn with(&'static self, settings: &OptimizerConfig) -> Algorithm {
+        Algorithm { rule: self, update: (self.update)(settings), formats: None }
     }
 
     /// Bytes of the states of one element.
@@ -98,11 +96,6 @@ impl Rule {
         };
         self.states.iter().map(bytes).sum()
     }
-}
-
-/// For [`Rule::read`]: an update whose fields are the settings.
-pub(super) fn read<U: Update + DeserializeOwned + 'static>(own: Value) -> serde_json::Result<Arc<dyn Update>> {
-    Ok(Arc::new(serde_json::from_value::<U>(own)?))
 }
 
 /// A rule with the values of its settings.
@@ -171,7 +164,7 @@ impl Algorithm {
     #[must_use]
     pub fn keeping(self, formats: StateFormats) -> Self {
         assert!(
-            self.rule.declared.keeps_formats() && self.update.reduced().is_some(),
+            self.rule.declared.keeps_formats && self.update.reduced().is_some(),
             "{} keeps no formats",
             self.rule.declared.name
         );
@@ -202,7 +195,7 @@ pub trait Update: fmt::Debug + Send + Sync {
     }
 
     /// The update of states in less than 32 bits, where the rule has one
-    /// ([`OptimizerRule::state_formats`]).
+    /// ([`OptimizerRule::keeps_formats`]).
     fn reduced(&self) -> Option<&dyn ReducedUpdate> {
         None
     }
@@ -277,21 +270,4 @@ impl Values {
     pub fn split<const N: usize>(self) -> (Tensor<1>, [Tensor<1>; N]) {
         (self.parameter, self.states.try_into().expect("a rule gets the states that it declares"))
     }
-}
-
-/// Constants of one step of one parameter.
-#[derive(Clone, Copy, Debug)]
-pub struct UpdateStep<'a> {
-    /// Learning rate of its group.
-    pub learning_rate: f64,
-    /// Weight decay of its group.
-    pub weight_decay: f64,
-    /// Factor of its group on the rule's epsilon, where it has one.
-    pub eps_mult: f64,
-    /// Number of the step, from 1.
-    pub number: u64,
-    /// Factor on the gradient: clipping, loss scale and accumulation in one.
-    pub gradient_scale: f64,
-    /// Shape of the whole parameter.
-    pub shape: &'a [usize],
 }

@@ -9,13 +9,11 @@ use std::time::Duration;
 use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_kernels::optim::Stored;
 use burn::tensor::{Device, FloatDType, Tensor};
-use serde::Deserialize;
-use serde_json::json;
+use serde_json::Value;
 
-use super::rule::read;
 use super::*;
 use crate::config::optimizer_rules::{self, OptimizerRule, UpdateSize};
-use crate::config::{OptimizerConfig, Section};
+use crate::config::{Format as RecipeFormat, Kinds, OptimizerConfig, RawConfig, Section};
 use crate::model::{ModelChunk, Shard};
 use crate::optim::optimizer::refuse_cuts;
 use crate::optim::{
@@ -26,13 +24,29 @@ use crate::tests::toy;
 
 /// A rule with the defaults of its settings.
 pub(in crate::optim) fn with_defaults(rule: &'static Rule) -> Algorithm {
-    rule.with(&serde_json::to_value(OptimizerConfig::default()).unwrap()).unwrap()
+    rule.with(&OptimizerConfig::default())
 }
 
 /// AdamW with the constants of most tests.
 pub(in crate::optim) fn adam() -> Algorithm {
-    let settings = json!({"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "decoupled_weight_decay": true, "lr": "unread"});
-    named("adam").unwrap().with(&settings).unwrap()
+    named("adam").unwrap().with(&OptimizerConfig { adam_beta2: 0.95, ..OptimizerConfig::default() })
+}
+
+/// The settings of `[optimizer]` that are numbers or switches, each with a section in which only it
+/// differs from its default.
+fn changed_settings() -> Vec<(String, OptimizerConfig)> {
+    let defaults = serde_json::to_value(OptimizerConfig::default()).unwrap();
+    let changed = |(name, default): (&String, &Value)| {
+        let value = match default {
+            Value::Bool(is_on) => (!is_on).to_string(),
+            Value::Number(number) => (0.5 * number.as_f64().unwrap()).to_string(),
+            _ => return None,
+        };
+        let text = format!("optimizer = {{ {name} = {value} }}");
+        let recipe = RawConfig::from_text(&text, RecipeFormat::Toml, &[], &Kinds::builtin()).ok()?;
+        Some((name.clone(), recipe.optimizer.clone()))
+    };
+    defaults.as_object().unwrap().iter().filter_map(changed).collect()
 }
 
 #[test]
@@ -41,18 +55,24 @@ fn rules_declare_what_they_read_and_keep() {
         RULES.iter().map(|rule| rule.declared).eq(optimizer_rules::RULES),
         "each rule of recipes has its file, in this order"
     );
-    let defaults = serde_json::to_value(OptimizerConfig::default()).unwrap();
+    let changed = changed_settings();
     let rows = OptimizerConfig::fields();
     let is_refused = |setting: &str| rows.iter().find(|row| row.name == setting).expect("a row").refusal.is_some();
     for rule in RULES {
-        // A setting that does not exist, or that the rule does not read, is an error.
-        rule.with(&defaults).unwrap_or_else(|error| panic!("{}: {error}", rule.declared.name));
-        for setting in rule.declared.settings {
-            let mut without = defaults.clone();
-            without.as_object_mut().unwrap().remove(*setting).unwrap_or_else(|| panic!("{setting} does not exist"));
-            assert!(rule.with(&without).is_err(), "{}: {setting} is not read", rule.declared.name);
-            assert!(!is_refused(setting), "{setting}: its row needs a type instead of `refused`");
+        let update = |settings: &OptimizerConfig| format!("{:?}", rule.with(settings).update);
+        let unchanged = update(&OptimizerConfig::default());
+        for (setting, settings) in &changed {
+            let is_declared = rule.declared.settings.contains(&setting.as_str());
+            assert_eq!(update(settings) != unchanged, is_declared, "{}: {setting}", rule.declared.name);
         }
+        for setting in rule.declared.settings {
+            assert!(!is_refused(setting), "{setting}: its row needs a type instead of `refused`");
+            assert!(changed.iter().any(|(name, _)| name == setting), "{setting} is no number and no switch");
+        }
+        for state in rule.states {
+            assert_eq!(state.format.is_some(), rule.declared.keeps_formats, "{}: {}", rule.declared.name, state.name);
+        }
+        assert_eq!(with_defaults(rule).update.reduced().is_some(), rule.declared.keeps_formats);
         let names: BTreeSet<_> = rule.states.iter().map(|state| state.name).collect();
         assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.declared.name);
         assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.declared.name);
@@ -66,8 +86,8 @@ fn rules_declare_what_they_read_and_keep() {
 
 #[test]
 fn epsilon_is_that_of_the_group() {
-    let settings = json!({"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1.0, "decoupled_weight_decay": true});
-    let algorithm = named("adam").unwrap().with(&settings).unwrap();
+    let settings = OptimizerConfig { adam_beta2: 0.95, adam_eps: 1.0, ..OptimizerConfig::default() };
+    let algorithm = named("adam").unwrap().with(&settings);
     let tensor = |value: f32| Tensor::<1>::from_floats([value], &Device::flex());
     for (eps_mult, expected) in [(1.0, 0.5), (0.25, 0.8)] {
         let step =
@@ -82,16 +102,21 @@ fn epsilon_is_that_of_the_group() {
 
 /// Steps of fixed length from where training began, by matrices.
 static EXAMPLE: Rule = Rule {
-    declared: &OptimizerRule { name: "example", settings: &["lr"], size: UpdateSize::LearningRate, state_formats: &[] },
+    declared: &OptimizerRule {
+        name: "example",
+        settings: &["lr"],
+        size: UpdateSize::LearningRate,
+        keeps_formats: false,
+    },
     states: &[
         State { name: "origin", start: Start::Parameter, ..State::zeros("") },
         State { name: "moved", dtype: FloatDType::BF16, ..State::zeros("") },
     ],
     unit: Unit::Parameter,
-    read: read::<Example>,
+    update: |settings| Arc::new(Example { lr: settings.lr.expect("a rate") }),
 };
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 struct Example {
     lr: f64,
 }
@@ -204,7 +229,7 @@ fn states_start_and_are_saved_as_declared() {
     let mut chunks = vec![toy(2, FloatDType::F32)];
     let mut before = std::collections::BTreeMap::new();
     chunks[0].visit_parameters(&mut |name, value| drop(before.insert(name.to_owned(), numbers(&value))));
-    let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
+    let algorithm = EXAMPLE.with(&OptimizerConfig { lr: Some(0.5), ..OptimizerConfig::default() });
     let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
     let distribution = Arc::new(Distribution::single(&chunks));
     let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
@@ -242,7 +267,7 @@ fn states_start_and_are_saved_as_declared() {
 
 #[test]
 fn a_rule_of_whole_parameters_refuses_cut_ones() {
-    let algorithm = EXAMPLE.with(&json!({"lr": 0.5})).unwrap();
+    let algorithm = EXAMPLE.with(&OptimizerConfig { lr: Some(0.5), ..OptimizerConfig::default() });
     let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
     for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
         let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(120), |world| {

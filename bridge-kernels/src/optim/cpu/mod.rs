@@ -5,7 +5,7 @@ pub mod reduced;
 
 use rayon::prelude::*;
 
-use super::steps::{AdamWConstants, AdamWStep, SgdStep};
+use super::steps::{AdamWConstants, UpdateStep};
 use crate::cpu::simd::vectorised;
 
 /// Elements of one task. It divides the work, so it is part of the definition of the sums below.
@@ -27,8 +27,13 @@ impl AdamWConstants {
 }
 
 /// One AdamW update in place; see [`crate::optim::adamw`].
-pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32], gradient: &[f32], step: &AdamWStep) {
-    let step = AdamWConstants::new(step);
+pub fn adamw(
+    parameter: &mut [f32],
+    exp_avg: &mut [f32],
+    exp_avg_sq: &mut [f32],
+    gradient: &[f32],
+    step: AdamWConstants,
+) {
     parameter
         .par_chunks_mut(CHUNK)
         .zip(exp_avg.par_chunks_mut(CHUNK))
@@ -38,9 +43,9 @@ pub fn adamw(parameter: &mut [f32], exp_avg: &mut [f32], exp_avg_sq: &mut [f32],
 }
 
 /// One SGD update in place; see [`crate::optim::sgd`].
-pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], step: &SgdStep) {
+pub fn sgd(parameter: &mut [f32], momentum: &mut [f32], gradient: &[f32], momentum_factor: f64, step: &UpdateStep<'_>) {
     let [lr, factor, decay, scale] =
-        [step.lr, step.momentum, step.weight_decay, step.gradient_scale].map(|constant| constant as f32);
+        [step.learning_rate, momentum_factor, step.weight_decay, step.gradient_scale].map(|constant| constant as f32);
     parameter.par_chunks_mut(CHUNK).zip(momentum.par_chunks_mut(CHUNK)).zip(gradient.par_chunks(CHUNK)).for_each(
         |((p, m), g)| {
             vectorised!({

@@ -4,7 +4,7 @@
 use rayon::prelude::*;
 
 use super::super::formats::{MIDWAY, is_rounded_up, join, join_rounded_up, narrow_bf16, widen_bf16};
-use super::super::steps::{AdamWConstants, AdamWStep};
+use super::super::steps::AdamWConstants;
 use super::CHUNK;
 use crate::cpu::simd::vectorised;
 use crate::cpu::small::{E4M3, Half, decode, encode};
@@ -269,8 +269,7 @@ fn split(p: &[f32], value: &mut [u16], low: &mut [u16], start: usize, ties: &mut
 
 /// One AdamW update in place. With [`Weights::Remainders`], returns the places of values midway
 /// that are rounded up, in order.
-pub fn adamw(weights: Weights<'_>, moments: [Place<'_>; 2], gradient: Source<'_>, step: &AdamWStep) -> Vec<u32> {
-    let step = AdamWConstants::new(step);
+pub fn adamw(weights: Weights<'_>, moments: [Place<'_>; 2], gradient: Source<'_>, step: AdamWConstants) -> Vec<u32> {
     let [exp_avg, exp_avg_sq] = moments.map(|moment| moment.parts(CHUNK));
     let parts = weights.parts(CHUNK).into_iter().zip(exp_avg.into_iter().zip(exp_avg_sq)).enumerate();
     let tasks = parts.map(|(i, (weights, (m, v)))| {
@@ -290,9 +289,9 @@ pub fn magnitudes(
     weights: WeightsSource<'_>,
     moments: [Source<'_>; 2],
     gradient: Source<'_>,
-    step: &AdamWStep,
+    step: AdamWConstants,
 ) -> [f32; 3] {
-    let look = Look { weights, moments, gradient, step: AdamWConstants::new(step) };
+    let look = Look { weights, moments, gradient, step };
     let chunks = (0..gradient.len().div_ceil(CHUNK)).into_par_iter();
     let of_chunks = chunks.map(|chunk| {
         let start = chunk * CHUNK;

@@ -8,7 +8,7 @@ use burn::tensor::Tensor;
 use super::many::{Queues, room};
 use super::reads;
 use crate::cube::Buffer;
-use crate::optim::steps::{AdamWConstants, AdamWState, AdamWStep};
+use crate::optim::steps::{AdamW, AdamWConstants, AdamWState, UpdateStep};
 
 /// [`AdamWConstants`] as a kernel sees them.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
@@ -89,7 +89,7 @@ struct Update {
 /// Properties that the updates of one launch share.
 #[derive(PartialEq)]
 struct Kind {
-    step: AdamWStep,
+    step: AdamWConstants,
     device: cubecl::Device,
     lanes: usize,
     storage: [ElemType; 2],
@@ -97,9 +97,9 @@ struct Kind {
 }
 
 impl Update {
-    fn kind(&self, step: &AdamWStep) -> Kind {
+    fn kind(&self, step: AdamWConstants) -> Kind {
         Kind {
-            step: *step,
+            step,
             device: self.parameter.0.device.clone(),
             lanes: self.parameter.lanes(self.parameter.len()),
             storage: [self.gradient.storage(), self.rounded.as_ref().unwrap_or(&self.parameter).storage()],
@@ -131,7 +131,8 @@ impl Updates {
         &mut self,
         state: AdamWState,
         gradient: &Tensor<1>,
-        step: &AdamWStep,
+        rule: &AdamW,
+        step: &UpdateStep<'_>,
         previous: Option<Tensor<1>>,
     ) -> (AdamWState, Option<Tensor<1>>) {
         let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
@@ -140,7 +141,8 @@ impl Updates {
         let [parameter, exp_avg, exp_avg_sq] = [parameter, exp_avg, exp_avg_sq].map(owned);
         let rounded = previous.map(|previous| parameter.in_place_of(previous));
         let update = Update { parameter, exp_avg, exp_avg_sq, gradient, rounded };
-        let (kind, result, elements) = (update.kind(step), update.result(), update.parameter.len());
+        let (kind, result, elements) =
+            (update.kind(AdamWConstants::new(rule, step)), update.result(), update.parameter.len());
         let room = room(&update.parameter, if kind.is_rounded { 5 } else { 4 }, 0);
         if let Some((kind, updates)) = self.waiting.add(kind, update, elements, room) {
             launch(kind, &updates);
@@ -181,13 +183,12 @@ fn launch(kind: &Kind, updates: &[Update]) {
         exp_avg_sqs,
         gradients,
         rounded,
-        constants(&kind.step),
+        constants(kind.step),
         kind.storage,
     );
 }
 
-fn constants(step: &AdamWStep) -> ConstantsLaunch {
-    let c = AdamWConstants::new(step);
+fn constants(c: AdamWConstants) -> ConstantsLaunch {
     ConstantsLaunch::new(
         c.gradient_scale,
         c.keep,

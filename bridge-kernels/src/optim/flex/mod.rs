@@ -5,7 +5,7 @@ pub(super) mod reduced;
 use burn::tensor::Tensor;
 
 use super::cpu as kernel;
-use super::steps::{AdamWState, AdamWStep, SgdStep};
+use super::steps::{AdamWConstants, AdamWState, UpdateStep};
 use crate::flex::{Values, tensor};
 
 /// The tensor's elements, taken out without a copy where nobody else has them.
@@ -24,7 +24,7 @@ fn owned(values: Vec<f32>) -> Tensor<1> {
 }
 
 /// See [`crate::optim::adamw`]. Only for what is [`all_plain`].
-pub(crate) fn adamw(state: AdamWState, gradient: &Tensor<1>, step: &AdamWStep) -> AdamWState {
+pub(crate) fn adamw(state: AdamWState, gradient: &Tensor<1>, step: AdamWConstants) -> AdamWState {
     let AdamWState { parameter, exp_avg, exp_avg_sq } = state;
     let gradient = Values::contiguous_of(gradient).expect("it is plain");
     let (mut parameter, mut exp_avg, mut exp_avg_sq) = (take(parameter), take(exp_avg), take(exp_avg_sq));
@@ -37,11 +37,12 @@ pub(crate) fn sgd(
     parameter: Tensor<1>,
     momentum: Tensor<1>,
     gradient: &Tensor<1>,
-    step: &SgdStep,
+    momentum_factor: f64,
+    step: &UpdateStep<'_>,
 ) -> (Tensor<1>, Tensor<1>) {
     let gradient = Values::contiguous_of(gradient).expect("it is plain");
     let (mut parameter, mut momentum) = (take(parameter), take(momentum));
-    kernel::sgd(&mut parameter, &mut momentum, gradient.slice(), step);
+    kernel::sgd(&mut parameter, &mut momentum, gradient.slice(), momentum_factor, step);
     (owned(parameter), owned(momentum))
 }
 

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use super::super::cpu::reduced::{self as kernel, Place, Source, Weights, WeightsSource};
 use super::super::reduced::{ReducedAdamW, ReducedFormats};
-use super::super::steps::AdamWStep;
+use super::super::steps::AdamWConstants;
 use super::super::stored::{Master, MasterFormat, Remainders, Stored};
 
 /// The tensor behind `x`, whatever its dtype, with the elements side by side; `None` unless it is
@@ -114,7 +114,7 @@ impl Elements {
 pub(crate) fn adamw(
     state: ReducedAdamW,
     gradient: &Tensor<1>,
-    step: &AdamWStep,
+    step: AdamWConstants,
     formats: &ReducedFormats,
     scales: [f32; 3],
 ) -> ReducedAdamW {
@@ -201,7 +201,7 @@ impl<'a> Read<'a> {
 }
 
 /// See [`adamw_magnitudes`](super::super::adamw_magnitudes); `None` where something is not on Flex.
-pub(crate) fn magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: &AdamWStep) -> Option<[f32; 3]> {
+pub(crate) fn magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: AdamWConstants) -> Option<[f32; 3]> {
     let (gradient, parameter) = (primitive(gradient)?, primitive(&state.parameter)?);
     let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(Read::from_stored);
     let (exp_avg, exp_avg_sq) = (exp_avg?, exp_avg_sq?);
