@@ -15,6 +15,7 @@ use super::sections::{
     Blend, GptDatasetConfig, LoggerConfig, OptimizerConfig, RecipeConfig, SchedulerConfig, TrainingConfig,
     TransformerConfig, ValidationConfig,
 };
+use crate::schedule::OptimizerParamSchedulerConfig;
 use crate::tensor_features;
 
 /// The ranks of a run.
@@ -130,12 +131,8 @@ resolved! {
 
     /// The resolved `[scheduler]`.
     pub struct FinalScheduler: SchedulerConfig {
-        /// Weight decay at the start.
-        start_weight_decay: f64,
-        /// Weight decay at the end.
-        end_weight_decay: f64,
-        /// The lengths, in samples.
-        steps: SchedulerSteps,
+        /// The curves, with their lengths in samples.
+        schedule: OptimizerParamSchedulerConfig,
     }
 
     /// The resolved `[dataset]`.
@@ -196,19 +193,6 @@ pub struct FinalTensorInspect {
     pub log_dir: PathBuf,
     /// The step before the first one, as the rules count.
     pub init_training_step: u64,
-}
-
-/// Lengths of the schedules, all counted in samples.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct SchedulerSteps {
-    /// Warm-up; not rounded when it was given as a fraction. Always below `lr_decay_steps`.
-    pub lr_warmup_steps: f64,
-    /// Decay horizon.
-    pub lr_decay_steps: u64,
-    /// Weight-decay ramp.
-    pub wd_incr_steps: u64,
-    /// WSD annealing; present with WSD.
-    pub wsd_decay_steps: Option<u64>,
 }
 
 /// The layout of ranks.

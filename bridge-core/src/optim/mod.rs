@@ -44,15 +44,14 @@ pub use bucket::{
 };
 pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};
-pub use groups::{
-    DecayQkLayernorm, GroupSettings, HiddenRates, OverrideProvider, ParameterGroup, ParameterOverride,
-    StandardOverrides,
-};
+pub use groups::{OverrideProvider, ParameterGroup, StandardOverrides};
 pub use offload::{OffloadSettings, OffloadedElements, Transfers, offloaded};
-pub use optimizer::{CutParameter, GroupRates, Optimizer, OptimizerSettings, StepOutcome, StepScales};
+pub use optimizer::{CutParameter, Optimizer, OptimizerSettings, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub(crate) use saved::MASTER;
 pub use saved::OptimizerState;
 pub use settings::{Averaging, CastWeights, DistributionSettings, Gather, Reduction, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;
+
+pub use crate::schedule::{GroupRates, GroupSettings};

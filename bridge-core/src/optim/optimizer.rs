@@ -16,8 +16,9 @@ use super::rules::{self, Algorithm, Unit, UpdateBatch, UpdateStep};
 use super::scales::{Magnitudes, Scales, as_taken};
 use super::slot::Slot;
 use super::update_times::{CopyTimes, UpdateTimer};
-use super::{Distribution, GradientBuffer, GroupSettings, ShardedParameters};
+use super::{Distribution, GradientBuffer, ShardedParameters};
 use crate::model::{Declaration, ModelChunk, Replacement};
+use crate::schedule::{GroupRates, GroupSettings};
 use crate::timers::{TimerLevel, Timers};
 
 /// Components of an optimizer.
@@ -32,15 +33,6 @@ pub struct OptimizerSettings {
     /// States in host memory if parameters are on another device; `None` keeps all states beside
     /// the parameters.
     pub offload: Option<OffloadSettings>,
-}
-
-/// Learning rate and weight decay of one group at one step.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct GroupRates {
-    /// Learning rate.
-    pub learning_rate: f64,
-    /// Weight decay, the group's factor included.
-    pub weight_decay: f64,
 }
 
 /// Factors between the accumulated gradients and the true ones.

@@ -4,14 +4,11 @@
 use burn::tensor::FloatDType;
 
 use crate::config::{self, RunConfig};
-use crate::optim::{DecayQkLayernorm, HiddenRates, OptimizerSettings, OwnGradients, StandardOverrides, Wire, rules};
+use crate::optim::{GroupSettings, OptimizerSettings, OwnGradients, StandardOverrides, Wire, rules};
 use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, Placement, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
-use crate::schedule::{
-    BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaleError, LossScaler,
-    OptimizerParamSchedulerConfig,
-};
+use crate::schedule::{BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaleError, LossScaler};
 use crate::timers::TimerLevel;
 
 pub(in crate::train) fn params_dtype(config: &RunConfig) -> FloatDType {
@@ -51,38 +48,29 @@ pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSetti
 }
 
 pub(in crate::train) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
-    StandardOverrides {
-        decoupled_lr: config.optimizer.decoupled_lr,
-        decoupled_min_lr: config.optimizer.decoupled_min_lr,
-        decay_qk_layernorm: if config.optimizer.apply_wd_to_qk_layernorm {
-            DecayQkLayernorm::Yes
-        } else {
-            DecayQkLayernorm::No
+    let optimizer = &config.optimizer;
+    let embeddings_and_output = match optimizer.decoupled_lr {
+        None => GroupSettings::default(),
+        max_lr => GroupSettings {
+            max_lr,
+            min_lr: optimizer.decoupled_min_lr,
+            is_decoupled_lr: true,
+            ..GroupSettings::default()
         },
-        hidden_matrices: config.model.use_mup.then(|| HiddenRates {
-            max_lr: config.optimizer.lr / config.model.width_multiplier(),
-            min_lr: config.optimizer.min_lr / config.model.width_multiplier(),
-            eps_mult: 1.0 / config.model.width_multiplier(),
-        }),
-    }
-}
-
-pub(in crate::train) fn scheduler(config: &RunConfig) -> OptimizerParamSchedulerConfig {
-    let (optimizer, scheduler, steps) = (&config.optimizer, &config.scheduler, &config.scheduler.steps);
-    OptimizerParamSchedulerConfig {
-        init_lr: scheduler.lr_warmup_init,
-        max_lr: optimizer.lr,
-        min_lr: optimizer.min_lr,
-        lr_warmup_steps: steps.lr_warmup_steps,
-        lr_decay_steps: steps.lr_decay_steps,
-        lr_decay_style: scheduler.lr_decay_style,
-        start_wd: scheduler.start_weight_decay,
-        end_wd: scheduler.end_weight_decay,
-        wd_incr_steps: steps.wd_incr_steps,
-        wd_incr_style: scheduler.weight_decay_incr_style,
-        wsd_decay_steps: steps.wsd_decay_steps,
-        lr_wsd_decay_style: scheduler.lr_wsd_decay_style,
-    }
+    };
+    let width = config.model.width_multiplier();
+    let hidden_matrices = match config.model.use_mup {
+        false => GroupSettings::default(),
+        true => GroupSettings {
+            max_lr: Some(optimizer.lr / width),
+            min_lr: Some(optimizer.min_lr / width),
+            // Gradients shrink with the width, and so do the roots that epsilon is added to (Yang et
+            // al., arXiv:2203.03466, appendix B.3).
+            eps_mult: 1.0 / width,
+            ..GroupSettings::default()
+        },
+    };
+    StandardOverrides { embeddings_and_output, hidden_matrices, decay_qk_layernorm: optimizer.apply_wd_to_qk_layernorm }
 }
 
 pub(in crate::train) fn batch_size(config: &RunConfig) -> BatchSizeConfig {

@@ -66,7 +66,7 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     let train = train::resolve(&mut draft, &parallel);
     let validation = train::resolve_validation(&mut draft, &parallel, &train);
     let optimizer = optimizer::resolve(&mut draft, &parallel);
-    let scheduler = scheduler::resolve(&mut draft, &train);
+    let scheduler = scheduler::resolve(&mut draft, &train, &optimizer);
     let dataset = dataset::resolve(&mut draft);
     let logger = logger::resolve(&mut draft, &name);
     let tensor_inspect = tensor_inspect::resolve(&mut draft, &logger);

@@ -1,19 +1,20 @@
-//! The rules of `[scheduler]`, and the lengths of its schedules in samples.
+//! The rules of `[scheduler]`, and the curves that they describe, with lengths in samples.
 
 use super::super::choice::{LrDecayStyle, WeightDecayIncrStyle};
-use super::super::run_config::{FinalScheduler, FinalTraining, SchedulerSteps};
+use super::super::run_config::{FinalOptimizer, FinalScheduler, FinalTraining};
 use super::Draft;
+use crate::schedule::OptimizerParamSchedulerConfig;
 
 /// Checks the schedules, fills in the ends of the weight decay and derives the lengths.
-pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining) -> FinalScheduler {
+pub(super) fn resolve(draft: &mut Draft<'_>, train: &FinalTraining, optimizer: &FinalOptimizer) -> FinalScheduler {
     units_do_not_mix(draft);
     wsd_has_its_length(draft);
     rates_are_ordered(draft);
     constant_rate_has_no_end(draft);
-    let (start_weight_decay, end_weight_decay) = weight_decay(draft);
-    let steps = steps(draft, train);
-    tell_where_nothing_is_learned(draft, &steps);
-    FinalScheduler { start_weight_decay, end_weight_decay, steps, config: draft.recipe.scheduler.clone() }
+    fill_in_weight_decay(draft);
+    let schedule = schedule(draft, train, optimizer);
+    tell_where_nothing_is_learned(draft, &schedule);
+    FinalScheduler { schedule, config: draft.recipe.scheduler.clone() }
 }
 
 /// Lengths must be given in the same unit as the length of the training.
@@ -84,7 +85,8 @@ fn rates_are_ordered(draft: &mut Draft<'_>) {
     draft.forbid(init > lr, "scheduler.lr_warmup_init", format!("is above optimizer.lr = {lr}"));
 }
 
-fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
+/// Gives the ramp of the weight decay the ends that the recipe leaves out.
+fn fill_in_weight_decay(draft: &mut Draft<'_>) {
     let base = draft.recipe.optimizer.weight_decay;
     let scheduler = &mut draft.recipe.scheduler;
     let start = *scheduler.start_weight_decay.get_or_insert(base);
@@ -137,13 +139,12 @@ fn weight_decay(draft: &mut Draft<'_>) -> (f64, f64) {
         let decays = start != 0.0 || end != 0.0;
         draft.idle_unless(decays || !is_changed, key, "has no effect without optimizer.weight_decay");
     }
-    (start, end)
 }
 
 /// A rate of zero is a rate, but seldom what was meant for much of a run.
-fn tell_where_nothing_is_learned(draft: &mut Draft<'_>, steps: &SchedulerSteps) {
+fn tell_where_nothing_is_learned(draft: &mut Draft<'_>, schedule: &OptimizerParamSchedulerConfig) {
     let optimizer = &draft.recipe.optimizer;
-    let (total, decay) = (steps.wd_incr_steps, steps.lr_decay_steps);
+    let (total, decay) = (schedule.wd_incr_steps, schedule.lr_decay_steps);
     let is_constant = draft.recipe.scheduler.lr_decay_style == LrDecayStyle::Constant;
     let ends_in_nothing = optimizer.min_lr.unwrap_or(0.0) == 0.0 && !is_constant;
     if draft.recipe.validation.skip_train {
@@ -161,7 +162,7 @@ fn tell_where_nothing_is_learned(draft: &mut Draft<'_>, steps: &SchedulerSteps) 
     }
 }
 
-fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
+fn schedule(draft: &mut Draft<'_>, train: &FinalTraining, optimizer: &FinalOptimizer) -> OptimizerParamSchedulerConfig {
     let scheduler = draft.recipe.scheduler.clone();
     let batch = train.global_batch_size as u64;
     let in_samples = |iters: usize| (iters as u64).saturating_mul(batch);
@@ -211,5 +212,18 @@ fn steps(draft: &mut Draft<'_>, train: &FinalTraining) -> SchedulerSteps {
             "{warmup} is as long as the whole schedule ({length}): the warm-up is shortened, and nothing is left to decay"
         ));
     }
-    SchedulerSteps { lr_warmup_steps, lr_decay_steps, wd_incr_steps: total, wsd_decay_steps: wsd }
+    OptimizerParamSchedulerConfig {
+        init_lr: scheduler.lr_warmup_init,
+        max_lr: optimizer.lr,
+        min_lr: optimizer.min_lr,
+        lr_warmup_steps,
+        lr_decay_steps,
+        lr_decay_style: scheduler.lr_decay_style,
+        start_wd: scheduler.start_weight_decay.unwrap_or(optimizer.weight_decay),
+        end_wd: scheduler.end_weight_decay.unwrap_or(optimizer.weight_decay),
+        wd_incr_steps: total,
+        wd_incr_style: scheduler.weight_decay_incr_style,
+        wsd_decay_steps: wsd,
+        lr_wsd_decay_style: scheduler.lr_wsd_decay_style,
+    }
 }

@@ -17,7 +17,7 @@ pub use num_microbatches::{
     BatchRampup, BatchSizeChange, BatchSizeConfig, BatchSizeError, Indivisible, NumMicrobatchesCalculator,
 };
 pub use optimizer_param_scheduler::{
-    GroupOverrides, GroupValues, LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
+    GroupRates, GroupSettings, LrDecayStyle, OptimizerParamScheduler, OptimizerParamSchedulerConfig, SchedulerError,
     WeightDecayIncrStyle, WsdDecayStyle,
 };
 pub use scheduler_state::{OnStateMismatch, SchedulerState, SchedulerStateError, StateMismatch};

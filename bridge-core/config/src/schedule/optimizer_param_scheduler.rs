@@ -85,7 +85,7 @@ pub struct OptimizerParamSchedulerConfig {
     pub max_lr: f64,
     /// Floor of groups without their own.
     pub min_lr: f64,
-    /// Warm-up length; need not be whole if it is a fraction of the horizon.
+    /// Warm-up length, below `lr_decay_steps`; need not be whole if it is a fraction of the horizon.
     pub lr_warmup_steps: f64,
     /// Decay horizon, warm-up included.
     pub lr_decay_steps: u64,
@@ -107,7 +107,7 @@ pub struct OptimizerParamSchedulerConfig {
     pub lr_wsd_decay_style: WsdDecayStyle,
 }
 
-/// An invalid schedule, or invalid overrides of a group.
+/// An invalid schedule, or invalid settings of a group.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SchedulerError {
     /// A value lies outside its range.
@@ -193,30 +193,34 @@ fn check_lr_range(max_lr: f64, min_lr: f64) -> Result<(), SchedulerError> {
     )
 }
 
-/// Overrides of one parameter group.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct GroupOverrides {
+/// Settings of a parameter group that differ from those of the optimizer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupSettings {
     /// Peak learning rate instead of the schedule's.
     pub max_lr: Option<f64>,
     /// Floor instead of the schedule's.
     pub min_lr: Option<f64>,
     /// Factor on the weight decay; 0 for undecayed parameters.
     pub wd_mult: f64,
+    /// Factor on the epsilon of rules that have one.
+    pub eps_mult: f64,
+    /// True for the group whose rate is reported as the decoupled one.
+    pub is_decoupled_lr: bool,
 }
 
-impl Default for GroupOverrides {
+impl Default for GroupSettings {
+    /// No difference from the settings of the optimizer.
     fn default() -> Self {
-        Self { max_lr: None, min_lr: None, wd_mult: 1.0 }
+        Self { max_lr: None, min_lr: None, wd_mult: 1.0, eps_mult: 1.0, is_decoupled_lr: false }
     }
 }
 
-/// The rates of one parameter group for the next optimizer step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupValues {
+/// Learning rate and weight decay of one parameter group at one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GroupRates {
     /// Learning rate.
     pub learning_rate: f64,
-    /// Weight decay, including the group's multiplier.
+    /// Weight decay, the group's factor included.
     pub weight_decay: f64,
 }
 
@@ -257,11 +261,11 @@ impl OptimizerParamScheduler {
         self.num_steps = self.num_steps.saturating_add(samples);
     }
 
-    /// Checks a group's overrides against this schedule.
+    /// Checks a group's settings against this schedule.
     ///
     /// # Errors
     /// If the learning-rate range or the factor on the weight decay is invalid.
-    pub fn check_group(&self, group: &GroupOverrides) -> Result<(), SchedulerError> {
+    pub fn check_group(&self, group: &GroupSettings) -> Result<(), SchedulerError> {
         let config = &self.config;
         check_lr_range(group.max_lr.unwrap_or(config.max_lr), group.min_lr.unwrap_or(config.min_lr))?;
         let wd_mult = group.wd_mult;
@@ -269,10 +273,10 @@ impl OptimizerParamScheduler {
     }
 
     /// The rates of `group` for the next optimizer step.
-    pub fn values(&self, group: &GroupOverrides) -> GroupValues {
+    pub fn values(&self, group: &GroupSettings) -> GroupRates {
         let values = self.values_at(self.num_steps, group);
         match self.held {
-            Some(held) => GroupValues { learning_rate: held * self.peak_ratio(group), ..values },
+            Some(held) => GroupRates { learning_rate: held * self.peak_ratio(group), ..values },
             None => values,
         }
     }
@@ -284,16 +288,16 @@ impl OptimizerParamScheduler {
     }
 
     /// The peak of a group as a multiple of the schedule's.
-    fn peak_ratio(&self, group: &GroupOverrides) -> f64 {
+    fn peak_ratio(&self, group: &GroupSettings) -> f64 {
         group.max_lr.map(|peak| peak / self.config.max_lr).filter(|ratio| ratio.is_finite()).unwrap_or(1.0)
     }
 
     /// The rates of `group` for the optimizer step that starts after `num_steps` samples.
-    pub fn values_at(&self, num_steps: u64, group: &GroupOverrides) -> GroupValues {
-        GroupValues { learning_rate: self.lr_at(num_steps, group), weight_decay: self.wd_at(num_steps) * group.wd_mult }
+    pub fn values_at(&self, num_steps: u64, group: &GroupSettings) -> GroupRates {
+        GroupRates { learning_rate: self.lr_at(num_steps, group), weight_decay: self.wd_at(num_steps) * group.wd_mult }
     }
 
-    fn lr_at(&self, num_steps: u64, group: &GroupOverrides) -> f64 {
+    fn lr_at(&self, num_steps: u64, group: &GroupSettings) -> f64 {
         let config = &self.config;
         let max_lr = group.max_lr.unwrap_or(config.max_lr);
         let min_lr = group.min_lr.unwrap_or(config.min_lr);

@@ -34,7 +34,7 @@ fn null_unsets() {
     // A setting that cannot be null returns to its default, and so does a whole section.
     let run = tiny(&["logger.log_interval=null", "scheduler=null"]).expect("accepted");
     assert_eq!(run.logger.log_interval, 100);
-    assert_eq!(run.scheduler.steps.lr_warmup_steps, 0.0);
+    assert_eq!(run.scheduler.schedule.lr_warmup_steps, 0.0);
 }
 
 #[test]

@@ -78,25 +78,25 @@ fn activation_names_of_hugging_face_are_known() {
 
 #[test]
 fn scheduler_lengths_are_in_samples() {
-    let steps = tiny(&[]).expect("accepted").scheduler.steps;
+    let steps = tiny(&[]).expect("accepted").scheduler.schedule.clone();
     assert_eq!((steps.lr_warmup_steps, steps.lr_decay_steps, steps.wd_incr_steps), (8.0, 80, 80));
     let run = run_toml(TEXT, &[]).expect("accepted");
-    let steps = run.scheduler.steps;
+    let steps = &run.scheduler.schedule;
     assert_eq!((steps.lr_warmup_steps, steps.lr_decay_steps), (16.0, 1600));
     assert_eq!((steps.wsd_decay_steps, run.train.train_iters), (Some(400), 100));
     let run = tiny(&["scheduler.lr_warmup_iters=50", "scheduler.lr_decay_iters=10"]).expect("accepted");
-    assert_eq!(run.scheduler.steps.lr_warmup_steps, 39.0);
+    assert_eq!(run.scheduler.schedule.lr_warmup_steps, 39.0);
     assert_eq!(run.warnings().len(), 1);
     let run = tiny(&["scheduler.lr_warmup_iters=0", "scheduler.lr_warmup_fraction=0.01"]).expect("accepted");
-    assert_eq!(run.scheduler.steps.lr_warmup_steps, 0.8);
+    assert_eq!(run.scheduler.schedule.lr_warmup_steps, 0.8);
 }
 
 #[test]
 fn weight_decay_ends_default_to_the_optimizers() {
     let run = tiny(&[]).expect("accepted");
-    assert_eq!((run.scheduler.start_weight_decay, run.scheduler.end_weight_decay), (0.1, 0.1));
+    assert_eq!((run.scheduler.schedule.start_wd, run.scheduler.schedule.end_wd), (0.1, 0.1));
     let run = tiny(&["scheduler.start_weight_decay=0", "scheduler.weight_decay_incr_style=linear"]).expect("accepted");
-    assert_eq!((run.scheduler.start_weight_decay, run.scheduler.end_weight_decay), (0.0, 0.1));
+    assert_eq!((run.scheduler.schedule.start_wd, run.scheduler.schedule.end_wd), (0.0, 0.1));
 }
 
 #[test]

@@ -260,9 +260,9 @@ fn what_another_setting_replaces_upstream_is_left_out() {
     let decay = "scheduler:\n  start_weight_decay: 0.033\n  end_weight_decay: 0.033\n";
     let run =
         yaml(&format!("{both}model:\n{GPT}{MODEL}{decay}{DATA}"), &[]).unwrap_or_else(|errors| panic!("{errors}"));
-    assert_eq!(run.scheduler.start_weight_decay, 0.033);
+    assert_eq!(run.scheduler.schedule.start_wd, 0.033);
     let run = yaml(&format!("{both}model:\n{GPT}{MODEL}{DATA}"), &[]).expect("accepted");
-    assert_eq!(run.scheduler.start_weight_decay, 0.1);
+    assert_eq!(run.scheduler.schedule.start_wd, 0.1);
 }
 
 #[test]

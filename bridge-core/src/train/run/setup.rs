@@ -60,7 +60,6 @@ use crate::train::run::run_options::RunOptions;
 use crate::train::settings;
 use crate::train::step::outputs::Outputs;
 use crate::train::step::step_flops::SequenceFlops;
-use crate::train::step::train_step::schedule_overrides;
 use crate::train::step::training::Training;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::stop::exits::Exits;
@@ -292,9 +291,9 @@ fn build_training(
     let settings = settings::optimizer_settings(config);
     let optimizer = Optimizer::new(settings, &chunks, provider.as_ref(), Arc::clone(&distribution))?;
     let plain = device.clone().without_autodiff();
-    let scheduler = OptimizerParamScheduler::new(settings::scheduler(config))?;
+    let scheduler = OptimizerParamScheduler::new(config.scheduler.schedule.clone())?;
     for group in optimizer.groups() {
-        scheduler.check_group(&schedule_overrides(group))?;
+        scheduler.check_group(group)?;
     }
     let observers = Observers { timers: Arc::clone(timers), ..Observers::none() };
     let training = Training {

@@ -10,10 +10,10 @@ use bridge_kernels::Philox;
 use crate::config::FINETUNING;
 use crate::logging::Figure;
 use crate::model::{ATTENTION_LOGIT, Batch, LayerMetrics, Mode, StepValues, TOKEN_ACCURACY};
-use crate::optim::{GroupRates, GroupSettings, ReductionTimes, StepOutcome, StepScales};
+use crate::optim::{ReductionTimes, StepOutcome, StepScales};
 use crate::resilience::Learning;
 use crate::resilience::rerun::{ExitDecision, NextPass};
-use crate::schedule::{GradientCheck, GroupOverrides};
+use crate::schedule::{GradientCheck, GroupRates, GroupSettings};
 use crate::timers::{Labels, Span, TimerLevel};
 use crate::train::engine::forward_step::{
     ForwardStep, LM_LOSS, Losses, Ratio, add_recorded, add_reported, objective_of,
@@ -481,29 +481,14 @@ struct Rates {
 }
 
 fn rates(run: &TrainingRun) -> Rates {
-    let of = |overrides: &GroupOverrides| {
-        let values = run.training.scheduler.values(overrides);
-        GroupRates { learning_rate: values.learning_rate, weight_decay: values.weight_decay }
-    };
-    let mut decoupled = None;
-    let groups = run
-        .training
-        .optimizer
-        .groups()
-        .map(|settings| {
-            let rates = of(&schedule_overrides(settings));
-            if settings.is_decoupled_lr {
-                decoupled = Some(rates.learning_rate);
-            }
-            rates
-        })
-        .collect();
-    Rates { base: of(&GroupOverrides::default()), decoupled, groups }
-}
-
-/// Changes of the schedule by a parameter group.
-pub(in crate::train) fn schedule_overrides(settings: &GroupSettings) -> GroupOverrides {
-    GroupOverrides { max_lr: settings.max_lr, min_lr: settings.min_lr, wd_mult: settings.wd_mult }
+    let (scheduler, optimizer) = (&run.training.scheduler, &run.training.optimizer);
+    let groups: Vec<GroupRates> = optimizer.groups().map(|settings| scheduler.values(settings)).collect();
+    let decoupled = optimizer.groups().zip(&groups).filter(|(settings, _)| settings.is_decoupled_lr).last();
+    Rates {
+        base: scheduler.values(&GroupSettings::default()),
+        decoupled: decoupled.map(|(_, rates)| rates.learning_rate),
+        groups,
+    }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use crate::config::{ConfigError, ErrorKind, RunConfig};
-use crate::schedule::{GroupOverrides, NumMicrobatchesCalculator, OptimizerParamScheduler};
+use crate::schedule::{GroupSettings, NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::train::run::error::TrainError;
 use crate::train::settings;
 
@@ -33,7 +33,7 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
         let error = ConfigError::new(ErrorKind::Conflict, "train.num_epochs", message);
         return Err(error.with_location(config.location("train.num_epochs")).into());
     }
-    let mut scheduler = OptimizerParamScheduler::new(settings::scheduler(config))?;
+    let mut scheduler = OptimizerParamScheduler::new(config.scheduler.schedule.clone())?;
     let mut batches = NumMicrobatchesCalculator::new(settings::batch_size(config))?;
     let mut rows = Vec::with_capacity(config.train.train_iters);
     let mut consumed_samples = 0;
@@ -41,7 +41,7 @@ pub fn schedule_of(config: &RunConfig) -> Result<Vec<ScheduleRow>, TrainError> {
         batches.update(consumed_samples);
         let batch = batches.current_running_global_batch_size();
         let skipped = config.train.iterations_to_skip.contains(&(iteration as usize));
-        let values = scheduler.values(&GroupOverrides::default());
+        let values = scheduler.values(&GroupSettings::default());
         rows.push(ScheduleRow {
             iteration,
             learning_rate: values.learning_rate,

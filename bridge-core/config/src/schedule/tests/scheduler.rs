@@ -47,7 +47,7 @@ fn scheduler(style: LrDecayStyle) -> OptimizerParamScheduler {
 }
 
 fn lr_at(scheduler: &OptimizerParamScheduler, n: u64) -> f64 {
-    scheduler.values_at(n, &GroupOverrides::default()).learning_rate
+    scheduler.values_at(n, &GroupSettings::default()).learning_rate
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn recorded_curves() {
         let mut scheduler = OptimizerParamScheduler::new(config).unwrap();
         assert!(case.lr.len() > 60);
         for (i, (lr, weight_decay)) in case.lr.iter().zip(&case.weight_decay).enumerate() {
-            let values = scheduler.values(&GroupOverrides::default());
+            let values = scheduler.values(&GroupSettings::default());
             assert!(close(values.learning_rate, *lr, 1e-14), "{i} {}: {} {lr}", case.config, values.learning_rate);
             assert!(
                 close(values.weight_decay, *weight_decay, 1e-14),
@@ -110,18 +110,18 @@ fn reference_table_of_wsd() {
 #[test]
 fn groups_override_peak_floor_and_decay() {
     let mut scheduler = scheduler(LrDecayStyle::Linear);
-    let group = GroupOverrides { max_lr: Some(2e-3), min_lr: Some(4e-4), wd_mult: 0.5 };
+    let group = GroupSettings { max_lr: Some(2e-3), min_lr: Some(4e-4), wd_mult: 0.5, ..GroupSettings::default() };
     scheduler.check_group(&group).unwrap();
     scheduler.step(550);
     let values = scheduler.values(&group);
     assert!(close(values.learning_rate, 1.2e-3, 1e-12));
     assert!(close(values.weight_decay, 0.05, 1e-12));
-    let undecayed = GroupOverrides { wd_mult: 0.0, ..GroupOverrides::default() };
+    let undecayed = GroupSettings { wd_mult: 0.0, ..GroupSettings::default() };
     assert_eq!(scheduler.values(&undecayed).weight_decay, 0.0);
 
-    let upside_down = GroupOverrides { max_lr: Some(1e-6), ..GroupOverrides::default() };
+    let upside_down = GroupSettings { max_lr: Some(1e-6), ..GroupSettings::default() };
     assert!(scheduler.check_group(&upside_down).unwrap_err().to_string().contains("`max_lr` is 0.000001"));
-    let negative = GroupOverrides { wd_mult: -1.0, ..GroupOverrides::default() };
+    let negative = GroupSettings { wd_mult: -1.0, ..GroupSettings::default() };
     assert!(scheduler.check_group(&negative).unwrap_err().to_string().contains("`wd_mult` is -1"));
 }
 
@@ -135,7 +135,7 @@ fn a_weight_decay_ramp_of_no_length_is_over() {
         ..config(LrDecayStyle::Linear)
     };
     let scheduler = OptimizerParamScheduler::new(config).unwrap();
-    assert_eq!(scheduler.values(&GroupOverrides::default()).weight_decay, 0.3);
+    assert_eq!(scheduler.values(&GroupSettings::default()).weight_decay, 0.3);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use bridge_core::config::{
     Activation as ActivationChoice, Normalization, PositionEmbeddingType, TransformerConfig as Section,
 };
-use bridge_core::optim::{HiddenRates, OverrideProvider, StandardOverrides};
+use bridge_core::optim::{GroupSettings, OverrideProvider, StandardOverrides};
 
 use super::*;
 
@@ -45,12 +45,11 @@ fn root_mean_square(values: &[f32]) -> f64 {
 /// Root mean squares of the residual stream and of the logits after some steps of Adam.
 fn trained(width: usize, use_mup: bool) -> [f64; 2] {
     let section = section(width, use_mup);
-    let rates = HiddenRates {
-        max_lr: LEARNING_RATE / section.width_multiplier(),
-        min_lr: 0.0,
-        eps_mult: 1.0 / section.width_multiplier(),
+    let hidden_matrices = GroupSettings {
+        max_lr: use_mup.then_some(LEARNING_RATE / section.width_multiplier()),
+        ..GroupSettings::default()
     };
-    let overrides = StandardOverrides { hidden_matrices: use_mup.then_some(rates), ..StandardOverrides::default() };
+    let overrides = StandardOverrides { hidden_matrices, ..StandardOverrides::default() };
     let config = DecoderConfig::from_transformer(&section, VOCABULARY).unwrap();
     let mut chunk = build_decoder(&config, &context(&config), &Stage::whole([config.num_layers])).unwrap();
     let rate_of: BTreeMap<_, _> = chunk
