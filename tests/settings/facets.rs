@@ -205,7 +205,7 @@ impl Facets {
             tensor
                 .slices
                 .iter()
-                .map(move |slice| format!("{name} {} {:?} {:?}", slice.file, slice.offset, slice.extent))
+                .map(move |slice| format!("{name} {} {:?} {:?}", slice.file, slice.slice.offset, slice.slice.extent))
         });
         self.add("slices", slices.collect::<Vec<_>>().join("\n"));
         let state = checkpoint.train_state().expect("a train state");

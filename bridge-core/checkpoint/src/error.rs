@@ -1,6 +1,5 @@
 //! Errors of checkpoints, and what was found where. No decisions belong here.
 
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
@@ -11,6 +10,7 @@ use thiserror::Error;
 
 use super::checksum::Checksum;
 use super::names::{BEST_FILE, JOURNAL_FILE, LATEST_FILE, METADATA_FILE};
+use super::slices::TensorSlice;
 use super::tensor::{DType, HostTensor};
 
 /// One thing that is wrong with one checkpoint folder. `file` is relative to that folder.
@@ -346,14 +346,14 @@ pub enum CheckpointError {
         value: f64,
     },
     /// The requested part lies outside the tensor, or the buffer has the wrong length for it.
-    #[error("tensor `{name}` of shape {shape:?}: cannot read {ranges:?}: {reason}")]
+    #[error("tensor `{name}` of shape {shape:?}: cannot read the slice {slice}: {reason}")]
     InvalidSlice {
         /// The tensor.
         name: String,
         /// Shape of the tensor.
         shape: Vec<usize>,
-        /// The requested part.
-        ranges: Vec<Range<usize>>,
+        /// The requested slice.
+        slice: TensorSlice,
         /// Description of the fault.
         reason: String,
     },

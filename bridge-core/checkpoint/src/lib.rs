@@ -88,7 +88,7 @@ pub use assembly::{Assembled, Assembly, assemble};
 pub use async_saver::AsyncSaver;
 pub use checksum::Checksum;
 pub use error::{CheckpointError, Damage, DamagedCheckpoint, RootFault, SkippedCheckpoint};
-pub use local::{LocalShard, Rectangle, Shard};
+pub use local::{LocalShard, Piece, Shard};
 pub use manager::{CheckpointManager, ManagerError, NamedManager};
 pub use metadata::{FORMAT_VERSION, FileRecord, Metadata, SliceRecord, TensorRecord};
 pub use names::{
@@ -102,6 +102,7 @@ pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolv
 pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
+pub use slices::{Run, TensorSlice};
 pub use snapshot::{Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
 pub use store::{CheckpointStore, CheckpointSummary, Pointers, named};
 pub use tensor::{DType, Element, HostTensor};

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::error::CheckpointError;
 use super::reader::Checkpoint;
-use super::slices::{Run, Slice, common_runs};
+use super::slices::{Run, TensorSlice};
 use super::snapshot::ShardTensor;
 use super::tensor::HostTensor;
 
@@ -80,39 +80,11 @@ impl Shard {
 
 /// A rectangle of a rank's part that is also a rectangle of the whole tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Piece {
-    /// Indices in the rank's part, for each dimension.
-    local: Vec<Range<usize>>,
-    /// Start in the whole tensor.
-    offset: Vec<usize>,
-}
-
-/// A rectangle of a whole tensor, of elements that a rank has.
-#[derive(Debug)]
-pub struct Rectangle {
-    /// Start in the whole tensor.
-    pub offset: Vec<usize>,
-    /// Shape of the rectangle.
-    pub extent: Vec<usize>,
-    /// Elements of the rectangle in the rank's part, in its order.
-    pub runs: Vec<Range<usize>>,
-}
-
-impl Piece {
-    fn extent(&self) -> Vec<usize> {
-        self.local.iter().map(ExactSizeIterator::len).collect()
-    }
-
-    /// Indices in the whole tensor.
-    fn global(&self) -> Vec<Range<usize>> {
-        self.offset.iter().zip(&self.local).map(|(start, range)| *start..start + range.len()).collect()
-    }
-
-    /// The contiguous runs of the piece in the rank's part: `source` counts from the beginning of
-    /// the part, `target` from that of the piece.
-    fn runs(&self, shape: &[usize]) -> impl Iterator<Item = Run> + use<> {
-        common_runs(Slice { offset: &vec![0; shape.len()], extent: shape }, &self.local)
-    }
+pub struct Piece {
+    /// The rectangle in the rank's part.
+    pub local: TensorSlice,
+    /// The same elements in the whole tensor.
+    pub global: TensorSlice,
 }
 
 impl LocalShard {
@@ -136,9 +108,9 @@ impl LocalShard {
     }
 
     /// The pieces that consist of elements `flat` of the part (row-major).
-    fn pieces(&self, flat: &Range<usize>) -> Vec<Piece> {
+    pub fn pieces(&self, flat: &Range<usize>) -> Vec<Piece> {
         let boxes = if *flat == (0..self.num_elements()) {
-            vec![self.shape.iter().map(|&size| 0..size).collect()]
+            vec![TensorSlice::whole(&self.shape)]
         } else {
             boxes(&self.shape, flat.clone())
         };
@@ -146,35 +118,31 @@ impl LocalShard {
     }
 
     /// Splits a rectangle where the indices of the rank's part are not contiguous.
-    fn split_at_parts(&self, local: Vec<Range<usize>>) -> Vec<Piece> {
-        let offset: Vec<usize> = local.iter().map(|range| range.start).collect();
+    fn split_at_parts(&self, local: TensorSlice) -> Vec<Piece> {
         let Some(Shard { dim, parts, .. }) = &self.shard else {
-            return vec![Piece { local, offset }];
+            return vec![Piece { global: local.clone(), local }];
         };
         let mut begin = 0;
         let mut pieces = Vec::with_capacity(parts.len());
         for part in parts {
-            let here = begin..begin + part.len();
-            let common = local[*dim].start.max(here.start)..local[*dim].end.min(here.end);
+            let range = local.range(*dim);
+            let common = range.start.max(begin)..range.end.min(begin + part.len());
             if !common.is_empty() {
-                let mut piece = Piece { local: local.clone(), offset: offset.clone() };
-                piece.offset[*dim] = part.start + common.start - begin;
-                piece.local[*dim] = common;
+                let mut piece = Piece { global: local.clone(), local: local.clone() };
+                piece.local.offset[*dim] = common.start;
+                piece.global.offset[*dim] = part.start + common.start - begin;
+                (piece.local.extent[*dim], piece.global.extent[*dim]) = (common.len(), common.len());
                 pieces.push(piece);
             }
-            begin = here.end;
+            begin += part.len();
         }
         pieces
     }
 
-    /// The rectangles of the whole tensor that consist of elements `flat` of the part.
-    pub fn rectangles(&self, flat: &Range<usize>) -> Vec<Rectangle> {
-        let rectangle = |piece: Piece| Rectangle {
-            extent: piece.extent(),
-            runs: piece.runs(&self.shape).map(|run| run.source..run.source + run.len).collect(),
-            offset: piece.offset,
-        };
-        self.pieces(flat).into_iter().map(rectangle).collect()
+    /// The contiguous runs of a piece in the rank's part: `source` counts from the beginning of the
+    /// part, `target` from that of the piece.
+    pub fn runs(&self, piece: &Piece) -> impl Iterator<Item = Run> + use<> {
+        TensorSlice::whole(&self.shape).common_runs(&piece.local)
     }
 
     fn check(&self, name: &str, flat: &Range<usize>, values: &HostTensor) -> Result<(), CheckpointError> {
@@ -196,16 +164,20 @@ impl LocalShard {
 
 /// The rectangles of a run of elements of a row-major tensor: the end of a row, whole rows, the
 /// beginning of a row.
-fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
+fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<TensorSlice> {
     if flat.is_empty() {
         return Vec::new();
     }
     let Some((_, inner)) = shape.split_first() else {
-        return vec![Vec::new()];
+        return vec![TensorSlice::whole(&[])];
     };
     let stride: usize = inner.iter().product();
     let below = |index: usize, flat: Range<usize>| {
-        boxes(inner, flat).into_iter().map(move |rest| std::iter::once(index..index + 1).chain(rest).collect())
+        boxes(inner, flat).into_iter().map(move |mut slice| {
+            slice.offset.insert(0, index);
+            slice.extent.insert(0, 1);
+            slice
+        })
     };
     let (first, last) = (flat.start / stride, flat.end / stride);
     let (begun, left) = (flat.start % stride, flat.end % stride);
@@ -215,7 +187,7 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<Vec<Range<usize>>> {
     let whole = if begun == 0 { first..last } else { first + 1..last };
     let mut found: Vec<_> = if begun == 0 { Vec::new() } else { below(first, begun..stride).collect() };
     if !whole.is_empty() {
-        found.push([vec![whole], inner.iter().map(|&size| 0..size).collect()].concat());
+        found.push(TensorSlice::rows(shape, whole));
     }
     found.extend(below(last, 0..left));
     found
@@ -238,8 +210,7 @@ impl ShardTensor {
         let size = values.dtype().size();
         let global_shape = shard.global_shape();
         let slice = |piece: Piece| {
-            let extent = piece.extent();
-            let runs: Vec<Run> = piece.runs(&shard.shape).collect();
+            let runs: Vec<Run> = shard.runs(&piece).collect();
             let bytes_of = |run: &Run| {
                 let start = (run.source - flat.start) * size;
                 start..start + run.len * size
@@ -248,8 +219,9 @@ impl ShardTensor {
                 [run] => values.bytes().slice(bytes_of(run)),
                 runs => runs.iter().flat_map(|run| &values.bytes()[bytes_of(run)]).copied().collect(),
             };
+            let TensorSlice { offset, extent } = piece.global;
             let source = HostTensor::new(values.dtype(), extent, bytes)?;
-            Ok(Self::slice(name, global_shape.clone(), piece.offset, source))
+            Ok(Self::slice(name, global_shape.clone(), offset, source))
         };
         shard.pieces(&flat).into_iter().map(slice).collect()
     }
@@ -275,16 +247,16 @@ impl Checkpoint {
         let size = dtype.size();
         let mut bytes = vec![0; flat.len() * size];
         for piece in shard.pieces(&flat) {
-            let runs: Vec<Run> = piece.runs(&shard.shape).collect();
+            let runs: Vec<Run> = shard.runs(&piece).collect();
             let bytes_of = |run: &Run| {
                 let start = (run.source - flat.start) * size;
                 start..start + run.len * size
             };
             if let [run] = runs.as_slice() {
-                self.read_slice_into(name, &piece.global(), &mut bytes[bytes_of(run)])?;
+                self.read_slice_into(name, &piece.global, &mut bytes[bytes_of(run)])?;
                 continue;
             }
-            let slice = self.load_slice(name, &piece.global())?;
+            let slice = self.load_slice(name, &piece.global)?;
             for run in &runs {
                 bytes[bytes_of(run)].copy_from_slice(&slice.bytes()[run.target * size..][..run.len * size]);
             }
@@ -366,9 +338,10 @@ mod tests {
 
     #[test]
     fn a_run_of_elements_is_a_few_rectangles() {
-        assert_eq!(boxes(&[4, 5], 3..17), [vec![0..1, 3..5], vec![1..3, 0..5], vec![3..4, 0..2]]);
-        assert_eq!(boxes(&[4, 5], 5..10), [vec![1..2, 0..5]]);
-        assert_eq!(boxes(&[4, 5], 6..8), [vec![1..2, 1..3]]);
+        let slice = |ranges: [Range<usize>; 2]| TensorSlice::from_iter(ranges);
+        assert_eq!(boxes(&[4, 5], 3..17), [[0..1, 3..5], [1..3, 0..5], [3..4, 0..2]].map(slice));
+        assert_eq!(boxes(&[4, 5], 5..10), [slice([1..2, 0..5])]);
+        assert_eq!(boxes(&[4, 5], 6..8), [slice([1..2, 1..3])]);
         assert_eq!(boxes(&[2, 3, 4], 0..13).len(), 2);
         assert!(boxes(&[4, 5], 7..7).is_empty());
     }

@@ -10,7 +10,7 @@ use super::checksum::Checksum;
 use super::error::CheckpointError;
 use super::names::{METADATA_FILE, file_name_problem};
 use super::shard::WrittenShard;
-use super::slices::{Slice, tiling_problem};
+use super::slices::{TensorSlice, tiling_problem};
 use super::tensor::DType;
 
 /// The format version that is written, and the newest that can be read.
@@ -62,10 +62,9 @@ pub struct SliceRecord {
     pub file: String,
     /// The name inside the shard file.
     pub key: String,
-    /// Start of the slice in the whole tensor, per dimension.
-    pub offset: Vec<usize>,
-    /// Extent of the slice, per dimension.
-    pub extent: Vec<usize>,
+    /// Position of the slice in the whole tensor.
+    #[serde(flatten)]
+    pub slice: TensorSlice,
 }
 
 /// Adds the files of `shards` to `files` and returns the tensors that their slices form.
@@ -83,12 +82,8 @@ pub(super) fn merge_shards(
             return Err(CheckpointError::invalid_snapshot(&shard.file, "two ranks or groups wrote it"));
         }
         for written in &shard.tensors {
-            let slice = SliceRecord {
-                file: shard.file.clone(),
-                key: written.key.clone(),
-                offset: written.offset.clone(),
-                extent: written.extent.clone(),
-            };
+            let slice =
+                SliceRecord { file: shard.file.clone(), key: written.key.clone(), slice: written.slice.clone() };
             let (group, dtype, shape) = (shard.group.clone(), written.dtype, written.global_shape.clone());
             match tensors.entry(written.name.clone()) {
                 Entry::Vacant(entry) => {
@@ -120,7 +115,7 @@ impl TensorRecord {
         if self.dtype.byte_len(&self.shape).is_none() {
             return Some(format!("{:?} has more bytes than can be addressed", self.shape));
         }
-        let slices: Vec<_> = self.slices.iter().map(|s| Slice { offset: &s.offset, extent: &s.extent }).collect();
+        let slices: Vec<_> = self.slices.iter().map(|record| &record.slice).collect();
         tiling_problem(&self.shape, &slices)
     }
 }
@@ -157,8 +152,7 @@ mod tests {
             dtype: DType::F32,
             global_shape: vec![4, 3],
             key: "w".into(),
-            offset: vec![offset, 0],
-            extent: vec![rows, 3],
+            slice: TensorSlice { offset: vec![offset, 0], extent: vec![rows, 3] },
         };
         let file = format!("model-rank0000{rank}.safetensors");
         WrittenShard { file, size: 1, checksum: Checksum::compute(b"x"), group: "model".into(), tensors: vec![tensor] }

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use super::error::{CheckpointError, Damage, DamagedCheckpoint, SkippedCheckpoint};
 use super::metadata::{Metadata, SliceRecord, TensorRecord};
 use super::names::{RUN_CONFIG_FILE, TRAIN_STATE_FILE};
-use super::slices::{Run, Slice, common_runs};
+use super::slices::{Run, TensorSlice};
 use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 use super::verify::VerifiedFile;
@@ -175,8 +175,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is no tensor of that name, or a file cannot be read.
     pub fn load_tensor(&self, name: &str) -> Result<HostTensor, CheckpointError> {
-        let whole: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
-        self.load_slice(name, &whole)
+        self.load_slice(name, &TensorSlice::whole(&self.tensor(name)?.shape))
     }
 
     /// Reads some rows of a tensor of floats as float32.
@@ -184,9 +183,7 @@ impl Checkpoint {
     /// # Errors
     /// As [`load_slice`](Self::load_slice); elements that are no floats, or are NaN or infinite.
     pub fn load_float_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
-        let mut ranges: Vec<Range<usize>> = self.tensor(name)?.shape.iter().map(|&dim| 0..dim).collect();
-        ranges.first_mut().into_iter().for_each(|first| *first = rows.clone());
-        let tensor = self.load_slice(name, &ranges)?;
+        let tensor = self.load_slice(name, &TensorSlice::rows(&self.tensor(name)?.shape, rows))?;
         CheckpointError::unless_finite(&self.path, name, &tensor)?;
         match tensor.dtype() {
             DType::F16 => Ok(tensor.to_vec::<half::f16>()?.into_iter().map(half::f16::to_f32).collect()),
@@ -196,53 +193,45 @@ impl Checkpoint {
         }
     }
 
-    /// Reads part of a tensor, given by one range per dimension. The shape of the result is the
-    /// lengths of `ranges`.
+    /// Reads a slice of a tensor.
     ///
     /// # Errors
-    /// If there is no tensor of that name, `ranges` reach outside it, or a file cannot be read.
-    pub fn load_slice(&self, name: &str, ranges: &[Range<usize>]) -> Result<HostTensor, CheckpointError> {
+    /// If there is no tensor of that name, `slice` reaches outside it, or a file cannot be read.
+    pub fn load_slice(&self, name: &str, slice: &TensorSlice) -> Result<HostTensor, CheckpointError> {
         let record = self.tensor(name)?;
-        let len = checked_byte_len(name, record, ranges)?;
+        let len = checked_byte_len(name, record, slice)?;
         let mut bytes = vec![0; len];
-        self.read_slice_into(name, ranges, &mut bytes)?;
-        let shape: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
-        HostTensor::new(record.dtype, shape, bytes)
+        self.read_slice_into(name, slice, &mut bytes)?;
+        HostTensor::new(record.dtype, slice.extent.clone(), bytes)
     }
 
     /// As [`load_slice`](Self::load_slice), into the caller's memory: little-endian, row-major.
-    /// Needs one more megabyte, whatever the size of the tensor and the part.
+    /// Needs one more megabyte, whatever the size of the tensor and the slice.
     ///
     /// # Errors
-    /// As [`load_slice`](Self::load_slice), and if the length of `target` is not that of the part.
-    pub fn read_slice_into(
-        &self,
-        name: &str,
-        ranges: &[Range<usize>],
-        target: &mut [u8],
-    ) -> Result<(), CheckpointError> {
+    /// As [`load_slice`](Self::load_slice), and if the length of `target` is not that of the slice.
+    pub fn read_slice_into(&self, name: &str, slice: &TensorSlice, target: &mut [u8]) -> Result<(), CheckpointError> {
         let record = self.tensor(name)?;
-        let expected = checked_byte_len(name, record, ranges)?;
+        let expected = checked_byte_len(name, record, slice)?;
         if target.len() != expected {
             let reason = format!("it takes {expected} bytes, the buffer has {}", target.len());
-            return Err(invalid_slice(name, record, ranges, reason));
+            return Err(invalid_slice(name, record, slice, reason));
         }
         let size = record.dtype.size();
-        for (slice, stored) in record.slices.iter().zip(&self.slices[name]) {
-            let stored_slice = Slice { offset: &slice.offset, extent: &slice.extent };
-            let mut source = self.source(slice, stored, record.dtype);
-            for Run { source: from, target: to, len } in common_runs(stored_slice, ranges) {
+        for (part, stored) in record.slices.iter().zip(&self.slices[name]) {
+            let mut source = self.source(part, stored, record.dtype);
+            for Run { source: from, target: to, len } in part.slice.common_runs(slice) {
                 source.read(from * size, &mut target[to * size..][..len * size])?;
             }
         }
         Ok(())
     }
 
-    fn source(&self, slice: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
+    fn source(&self, part: &SliceRecord, stored: &StoredSlice, dtype: DType) -> SliceSource<'_> {
         // Both were checked when the checkpoint was opened: the file is listed, and the slice fits
         // in memory.
-        let len = dtype.byte_len(&slice.extent).unwrap_or(0);
-        SliceSource { file: &self.files[&slice.file], start: stored.start, len, window: Vec::new(), window_start: 0 }
+        let len = dtype.byte_len(&part.slice.extent).unwrap_or(0);
+        SliceSource { file: &self.files[&part.file], start: stored.start, len, window: Vec::new(), window_start: 0 }
     }
 
     fn malformed(&self, file: &str, reason: String) -> CheckpointError {
@@ -256,24 +245,21 @@ impl Checkpoint {
     }
 }
 
-fn invalid_slice(name: &str, record: &TensorRecord, ranges: &[Range<usize>], reason: String) -> CheckpointError {
-    let (name, shape, ranges) = (name.to_owned(), record.shape.clone(), ranges.to_vec());
-    CheckpointError::InvalidSlice { name, shape, ranges, reason }
+fn invalid_slice(name: &str, record: &TensorRecord, slice: &TensorSlice, reason: String) -> CheckpointError {
+    CheckpointError::InvalidSlice { name: name.to_owned(), shape: record.shape.clone(), slice: slice.clone(), reason }
 }
 
-/// Bytes of the part given by `ranges`, after checking that it lies inside the tensor.
-fn checked_byte_len(name: &str, record: &TensorRecord, ranges: &[Range<usize>]) -> Result<usize, CheckpointError> {
-    let inside = |(range, &dim): (&Range<usize>, &usize)| range.start <= range.end && range.end <= dim;
-    if ranges.len() != record.shape.len() {
-        let reason = format!("expected {} ranges, found {}", record.shape.len(), ranges.len());
-        return Err(invalid_slice(name, record, ranges, reason));
+/// Bytes of `slice`, after checking that it lies inside the tensor.
+fn checked_byte_len(name: &str, record: &TensorRecord, slice: &TensorSlice) -> Result<usize, CheckpointError> {
+    let invalid = |reason: String| invalid_slice(name, record, slice, reason);
+    if slice.offset.len() != record.shape.len() {
+        return Err(invalid(format!("expected {} dimensions, found {}", record.shape.len(), slice.offset.len())));
     }
-    if !ranges.iter().zip(&record.shape).all(inside) {
-        return Err(invalid_slice(name, record, ranges, "it reaches outside the tensor".to_owned()));
+    if !slice.is_inside(&record.shape) {
+        return Err(invalid("it reaches outside the tensor".to_owned()));
     }
-    let extent: Vec<usize> = ranges.iter().map(ExactSizeIterator::len).collect();
-    let too_large = || invalid_slice(name, record, ranges, "it has more bytes than can be addressed".to_owned());
-    record.dtype.byte_len(&extent).ok_or_else(too_large)
+    let too_large = || invalid("it has more bytes than can be addressed".to_owned());
+    record.dtype.byte_len(&slice.extent).ok_or_else(too_large)
 }
 
 /// The most similar of `names`, unless it is `name` itself.

@@ -15,6 +15,7 @@ use super::error::CheckpointError;
 use super::fsio::FileWriter;
 use super::names::{file_name_problem, shard_file_name};
 use super::progress::ProgressMeter;
+use super::slices::TensorSlice;
 use super::snapshot::{ShardTensor, TensorGroup};
 use super::tensor::DType;
 
@@ -47,10 +48,9 @@ pub struct WrittenTensor {
     pub global_shape: Vec<usize>,
     /// The name inside the shard file.
     pub key: String,
-    /// Offset of the slice in the whole tensor, per dimension.
-    pub offset: Vec<usize>,
-    /// Extent of the slice, per dimension.
-    pub extent: Vec<usize>,
+    /// Position of the slice in the whole tensor.
+    #[serde(flatten)]
+    pub slice: TensorSlice,
 }
 
 /// One file to write.
@@ -180,8 +180,7 @@ fn write_shard(folder: &Path, plan: &ShardPlan<'_>, meter: &ProgressMeter) -> Re
             dtype: tensor.source.dtype(),
             global_shape: tensor.global_shape.clone(),
             key: key.clone(),
-            offset: tensor.offset.clone(),
-            extent: tensor.source.shape().to_vec(),
+            slice: TensorSlice { offset: tensor.offset.clone(), extent: tensor.source.shape().to_vec() },
         })
         .collect();
     Ok(WrittenShard { file: plan.file.clone(), size, checksum, group: plan.group.to_owned(), tensors })

@@ -1,24 +1,102 @@
-//! Arithmetic of rectangular slices of row-major tensors: tiling, intersection, contiguous runs.
-//! Touches no bytes.
+//! Rectangular slices of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
 
+use std::fmt;
 use std::ops::Range;
 
-/// A rectangular slice of a tensor: offset and extent per dimension.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Slice<'a> {
-    pub(super) offset: &'a [usize],
-    pub(super) extent: &'a [usize],
+use serde::{Deserialize, Serialize};
+
+/// A rectangular slice of a row-major tensor.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorSlice {
+    /// First index, per dimension.
+    pub offset: Vec<usize>,
+    /// Number of indices, per dimension: the shape of the slice.
+    pub extent: Vec<usize>,
 }
 
-impl Slice<'_> {
-    /// Elements in it.
-    fn len(&self) -> usize {
+impl fmt::Display for TensorSlice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "at {:?} of {:?}", self.offset, self.extent)
+    }
+}
+
+impl FromIterator<Range<usize>> for TensorSlice {
+    /// The slice with these indices, one range per dimension.
+    fn from_iter<I: IntoIterator<Item = Range<usize>>>(ranges: I) -> Self {
+        let (offset, extent) = ranges.into_iter().map(|range| (range.start, range.len())).unzip();
+        Self { offset, extent }
+    }
+}
+
+impl TensorSlice {
+    /// The whole of a tensor.
+    pub fn whole(shape: &[usize]) -> Self {
+        shape.iter().map(|&size| 0..size).collect()
+    }
+
+    /// Some indices of the first dimension of a tensor. A scalar has no dimension, and is whole.
+    pub fn rows(shape: &[usize], rows: Range<usize>) -> Self {
+        let others = shape.iter().skip(1).map(|&size| 0..size);
+        shape.first().map(|_| rows).into_iter().chain(others).collect()
+    }
+
+    /// Number of elements. The size in bytes of the tensor was checked.
+    pub fn num_elements(&self) -> usize {
         count(self.extent.iter().copied())
     }
 
-    fn overlaps(&self, other: &Self) -> bool {
-        let dims = self.offset.iter().zip(self.extent).zip(other.offset.iter().zip(other.extent));
-        dims.into_iter().all(|((a, a_len), (b, b_len))| a.max(b) < &(a + a_len).min(b + b_len))
+    /// Indices of one dimension. The slice is inside its tensor.
+    pub fn range(&self, dim: usize) -> Range<usize> {
+        self.offset[dim]..self.offset[dim] + self.extent[dim]
+    }
+
+    /// True if a tensor of `shape` has all elements of the slice.
+    pub fn is_inside(&self, shape: &[usize]) -> bool {
+        let mut dims = self.offset.iter().zip(&self.extent).zip(shape);
+        (self.offset.len(), self.extent.len()) == (shape.len(), shape.len())
+            && dims.all(|((offset, extent), size)| offset.checked_add(*extent).is_some_and(|end| end <= *size))
+    }
+
+    /// True if two slices of a tensor have elements in common.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        (0..self.offset.len()).all(|dim| !self.common(other, dim).is_empty())
+    }
+
+    /// Indices of one dimension that two slices of a tensor have in common.
+    fn common(&self, other: &Self, dim: usize) -> Range<usize> {
+        let (own, other) = (self.range(dim), other.range(dim));
+        let start = own.start.max(other.start);
+        start..own.end.min(other.end).max(start)
+    }
+
+    /// The runs that a stored slice contributes to a slice that is read, in the order in which they
+    /// are stored.
+    pub fn common_runs(&self, wanted: &Self) -> impl Iterator<Item = Run> + use<> {
+        let dims = wanted.offset.len();
+        let common: Vec<Range<usize>> = (0..dims).map(|dim| self.common(wanted, dim)).collect();
+        let (source_strides, target_strides) = (strides(&self.extent), strides(&wanted.extent));
+        // A dimension that is completely common continues the run of the dimension before it.
+        let whole = |d: usize| common[d].len() == self.extent[d] && common[d].len() == wanted.extent[d];
+        let split = (0..dims).rev().find(|&d| !whole(d)).unwrap_or(0);
+        let len = count(common[split..].iter().map(ExactSizeIterator::len));
+        let runs = if len == 0 { 0 } else { count(common[..split].iter().map(ExactSizeIterator::len)) };
+
+        let start = |offset: &[usize], strides: &[usize]| -> usize {
+            (0..dims).filter(|_| runs > 0).map(|d| (common[d].start - offset[d]) * strides[d]).sum()
+        };
+        let source_start = start(&self.offset, &source_strides);
+        let target_start = start(&wanted.offset, &target_strides);
+        let outer: Vec<usize> = common[..split].iter().map(ExactSizeIterator::len).collect();
+        (0..runs).map(move |mut index| {
+            let mut run = Run { source: source_start, target: target_start, len };
+            for d in (0..split).rev() {
+                let position = index % outer[d];
+                index /= outer[d];
+                run.source += position * source_strides[d];
+                run.target += position * target_strides[d];
+            }
+            run
+        })
     }
 }
 
@@ -30,35 +108,27 @@ fn count(dims: impl Iterator<Item = usize> + Clone) -> usize {
 
 /// Why `slices` do not tile a tensor of `shape` exactly, if so. `shape` has been checked to fit in
 /// memory.
-pub(super) fn tiling_problem(shape: &[usize], slices: &[Slice<'_>]) -> Option<String> {
-    for Slice { offset, extent } in slices {
-        let ranks_fit = offset.len() == shape.len() && extent.len() == shape.len();
-        let inside =
-            offset.iter().zip(*extent).zip(shape).all(|((o, e), s)| o.checked_add(*e).is_some_and(|end| end <= *s));
-        if !(ranks_fit && inside) {
-            return Some(format!("slice at {offset:?} of {extent:?} reaches outside {shape:?}"));
-        }
+pub(super) fn tiling_problem(shape: &[usize], slices: &[&TensorSlice]) -> Option<String> {
+    if let Some(slice) = slices.iter().find(|slice| !slice.is_inside(shape)) {
+        return Some(format!("slice {slice} reaches outside {shape:?}"));
     }
     if let Some((a, b)) = overlapping(slices) {
-        return Some(format!(
-            "slices at {:?} of {:?} and at {:?} of {:?} overlap",
-            a.offset, a.extent, b.offset, b.extent
-        ));
+        return Some(format!("slices {a} and {b} overlap"));
     }
     let expected = count(shape.iter().copied());
-    let found: usize = slices.iter().map(Slice::len).sum();
+    let found: usize = slices.iter().map(|slice| slice.num_elements()).sum();
     (expected != found).then(|| format!("its slices hold {found} of {expected} elements"))
 }
 
 /// Two overlapping slices, if there are any. Sweeps along the first dimension, because a tensor
 /// sharded over thousands of ranks has thousands of them; each is compared only with those that
 /// begin before it ends.
-fn overlapping<'r, 'a>(slices: &'r [Slice<'a>]) -> Option<(&'r Slice<'a>, &'r Slice<'a>)> {
-    let start = |slice: &Slice| slice.offset.first().copied().unwrap_or(0);
-    let end = |slice: &Slice| start(slice) + slice.extent.first().copied().unwrap_or(1);
-    let mut order: Vec<&Slice> = slices.iter().collect();
-    order.sort_by_key(|slice| slice.offset);
-    let mut open: Vec<&Slice> = Vec::new();
+fn overlapping<'a>(slices: &[&'a TensorSlice]) -> Option<(&'a TensorSlice, &'a TensorSlice)> {
+    let start = |slice: &TensorSlice| slice.offset.first().copied().unwrap_or(0);
+    let end = |slice: &TensorSlice| start(slice) + slice.extent.first().copied().unwrap_or(1);
+    let mut order = slices.to_vec();
+    order.sort_by_key(|slice| &slice.offset);
+    let mut open: Vec<&TensorSlice> = Vec::new();
     for slice in order {
         open.retain(|earlier| end(earlier) > start(slice));
         if let Some(earlier) = open.iter().find(|earlier| earlier.overlaps(slice)) {
@@ -69,51 +139,15 @@ fn overlapping<'r, 'a>(slices: &'r [Slice<'a>]) -> Option<(&'r Slice<'a>, &'r Sl
     None
 }
 
-/// Elements that are contiguous both in a stored slice and in the part that is read.
+/// Elements that are contiguous both in a stored slice and in the slice that is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Run {
+pub struct Run {
     /// First element, counted from the beginning of the stored slice.
-    pub(super) source: usize,
-    /// First element, counted from the beginning of the part that is read.
-    pub(super) target: usize,
+    pub source: usize,
+    /// First element, counted from the beginning of the slice that is read.
+    pub target: usize,
     /// Number of elements.
-    pub(super) len: usize,
-}
-
-/// The runs that `stored` contributes to `wanted`, in the order in which they are stored.
-pub(super) fn common_runs(stored: Slice<'_>, wanted: &[Range<usize>]) -> impl Iterator<Item = Run> + use<> {
-    let dims = wanted.len();
-    let common: Vec<Range<usize>> = (0..dims)
-        .map(|d| {
-            let end = (stored.offset[d] + stored.extent[d]).min(wanted[d].end);
-            let start = stored.offset[d].max(wanted[d].start);
-            start..end.max(start)
-        })
-        .collect();
-    let wanted_extent: Vec<usize> = wanted.iter().map(ExactSizeIterator::len).collect();
-    let (source_strides, target_strides) = (strides(stored.extent), strides(&wanted_extent));
-    // A dimension that is completely common continues the run of the dimension before it.
-    let whole = |d: usize| common[d].len() == stored.extent[d] && common[d].len() == wanted_extent[d];
-    let split = (0..dims).rev().find(|&d| !whole(d)).unwrap_or(0);
-    let len = count(common[split..].iter().map(ExactSizeIterator::len));
-    let runs = if len == 0 { 0 } else { count(common[..split].iter().map(ExactSizeIterator::len)) };
-
-    let start = |origin: &dyn Fn(usize) -> usize, strides: &[usize]| -> usize {
-        (0..dims).filter(|_| runs > 0).map(|d| (common[d].start - origin(d)) * strides[d]).sum()
-    };
-    let source_start = start(&|d| stored.offset[d], &source_strides);
-    let target_start = start(&|d| wanted[d].start, &target_strides);
-    let outer: Vec<usize> = common[..split].iter().map(ExactSizeIterator::len).collect();
-    (0..runs).map(move |mut index| {
-        let mut run = Run { source: source_start, target: target_start, len };
-        for d in (0..split).rev() {
-            let position = index % outer[d];
-            index /= outer[d];
-            run.source += position * source_strides[d];
-            run.target += position * target_strides[d];
-        }
-        run
-    })
+    pub len: usize,
 }
 
 fn strides(extent: &[usize]) -> Vec<usize> {
@@ -131,8 +165,12 @@ mod tests {
 
     use super::*;
 
+    fn slice(offset: &[usize], extent: &[usize]) -> TensorSlice {
+        TensorSlice { offset: offset.to_vec(), extent: extent.to_vec() }
+    }
+
     fn runs(offset: &[usize], extent: &[usize], wanted: &[Range<usize>]) -> Vec<Run> {
-        common_runs(Slice { offset, extent }, wanted).collect()
+        slice(offset, extent).common_runs(&wanted.iter().cloned().collect()).collect()
     }
 
     #[test]
@@ -155,7 +193,8 @@ mod tests {
 
     #[test]
     fn tilings_are_checked() {
-        let slice = |o: &'static [usize], e: &'static [usize]| Slice { offset: o, extent: e };
+        let tiling_problem =
+            |shape: &[usize], slices: &[TensorSlice]| tiling_problem(shape, &slices.iter().collect::<Vec<_>>());
         assert_eq!(tiling_problem(&[4, 3], &[slice(&[0, 0], &[2, 3]), slice(&[2, 0], &[2, 3])]), None);
         assert_eq!(tiling_problem(&[], &[slice(&[], &[])]), None);
         assert_eq!(tiling_problem(&[0, 3], &[slice(&[0, 0], &[0, 3])]), None);
@@ -194,9 +233,8 @@ mod tests {
     proptest! {
         #[test]
         fn runs_hold_each_common_element_once((shape, stored, wanted) in cases()) {
-            let offset: Vec<usize> = stored.iter().map(|r| r.start).collect();
-            let extent: Vec<usize> = stored.iter().map(|r| r.len()).collect();
-            let mut found: Vec<(usize, usize)> = runs(&offset, &extent, &wanted)
+            let slice: TensorSlice = stored.iter().cloned().collect();
+            let mut found: Vec<(usize, usize)> = runs(&slice.offset, &slice.extent, &wanted)
                 .into_iter()
                 .flat_map(|run| (0..run.len).map(move |i| (run.source + i, run.target + i)))
                 .collect();

@@ -292,10 +292,10 @@ fn locate_slices(
                 .header
                 .info(&slice.key)
                 .ok_or_else(|| malformed(format!("it lacks `{}`, which {METADATA_FILE} lists in it", slice.key)))?;
-            if info.dtype != record.dtype.into() || info.shape != slice.extent {
+            if info.dtype != record.dtype.into() || info.shape != slice.slice.extent {
                 return Err(malformed(format!(
                     "`{}` is {} {:?}, {METADATA_FILE} has it as {} {:?}",
-                    slice.key, info.dtype, info.shape, record.dtype, slice.extent
+                    slice.key, info.dtype, info.shape, record.dtype, slice.slice.extent
                 )));
             }
             slices.push(StoredSlice { start: shard.data_start + info.data_offsets.0 as u64 });

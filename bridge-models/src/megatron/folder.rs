@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use bridge_core::checkpoint::{Run, TensorSlice};
 use bridge_data::untrusted_io;
 use memmap2::Mmap;
 
@@ -22,11 +23,10 @@ pub struct StoredTensor {
     chunks: Vec<Chunk>,
 }
 
-/// A block of a tensor.
+/// A slice of a tensor, and where it is.
 #[derive(Debug)]
 struct Chunk {
-    offsets: Vec<usize>,
-    sizes: Vec<usize>,
+    slice: TensorSlice,
     file: usize,
     bytes: Range<usize>,
 }
@@ -61,9 +61,10 @@ impl Folder {
         for (name, tensor) in &mut tensors {
             let mut places = found.remove(name).unwrap_or_default();
             for chunk in &mut tensor.chunks {
-                let place = places.remove(&Some(chunk.offsets.clone())).or_else(|| places.remove(&None));
-                let place = place
-                    .ok_or_else(|| damaged(format!("{name}: nothing says where the part at {:?} is", chunk.offsets)))?;
+                let place = places.remove(&Some(chunk.slice.offset.clone())).or_else(|| places.remove(&None));
+                let place = place.ok_or_else(|| {
+                    damaged(format!("{name}: nothing says where the part at {:?} is", chunk.slice.offset))
+                })?;
                 chunk.file = match numbers.get(&place.file) {
                     Some(number) => *number,
                     None => {
@@ -75,7 +76,7 @@ impl Folder {
                     }
                 };
                 let end = place.offset.checked_add(place.length).filter(|end| *end <= files[chunk.file].1.len());
-                let reason = || format!("{name}: the part at {:?} lies behind the end of the file", chunk.offsets);
+                let reason = || format!("{name}: the part at {:?} lies behind the end of the file", chunk.slice.offset);
                 chunk.bytes = place.offset
                     ..end.ok_or_else(|| MegatronError::Damaged {
                         path: files[chunk.file].0.clone(),
@@ -100,69 +101,42 @@ impl Folder {
         let shape = &tensor.shape[places.len()..];
         let mut values = Vec::new();
         let whole: usize = shape.iter().product();
-        let mut taken: Vec<(&[usize], &[usize])> = Vec::new();
-        for chunk in tensor.chunks.iter().filter(|chunk| chunk.covers(places)) {
+        let wanted = TensorSlice {
+            offset: places.iter().copied().chain(shape.iter().map(|_| 0)).collect(),
+            extent: places.iter().map(|_| 1).chain(shape.iter().copied()).collect(),
+        };
+        let covers = |chunk: &&Chunk| places.iter().enumerate().all(|(d, place)| chunk.slice.range(d).contains(place));
+        let mut taken: Vec<&TensorSlice> = Vec::new();
+        let mut there = 0;
+        for chunk in tensor.chunks.iter().filter(covers) {
             let (path, map) = &self.files[chunk.file];
             let damaged = |reason: String| MegatronError::Damaged {
                 path: path.clone(),
-                reason: format!("{name}, the part at {:?}: {reason}", chunk.offsets),
+                reason: format!("{name}, the part at {:?}: {reason}", chunk.slice.offset),
             };
             let (found, part) = archive::tensor(&map[chunk.bytes.clone()]).map_err(damaged)?;
-            if found != chunk.sizes {
-                return Err(damaged(format!("expected the shape {:?}, found {found:?}", chunk.sizes)));
+            if found != chunk.slice.extent {
+                return Err(damaged(format!("expected the shape {:?}, found {found:?}", chunk.slice.extent)));
             }
             // So much was read; the shape is no empty promise.
             if values.is_empty() {
                 values.try_reserve_exact(whole).map_err(|_| damaged(format!("no memory for {whole} values")))?;
                 values.resize(whole, 0.0);
             }
-            let (offsets, sizes) = (&chunk.offsets[places.len()..], &chunk.sizes[places.len()..]);
-            let overlaps = |(other, lengths): &(&[usize], &[usize])| {
-                (0..offsets.len()).all(|d| offsets[d] < other[d] + lengths[d] && other[d] < offsets[d] + sizes[d])
-            };
-            if taken.iter().any(overlaps) {
+            if taken.iter().any(|other| other.overlaps(&chunk.slice)) {
                 return Err(damaged("it overlaps another part".into()));
             }
-            taken.push((offsets, sizes));
-            let size: usize = sizes.iter().product();
-            let begin = places
-                .iter()
-                .zip(&chunk.offsets)
-                .zip(&chunk.sizes)
-                .fold(0, |at, ((place, offset), size)| at * size + (place - offset));
-            copy(&part[begin * size..(begin + 1) * size], offsets, sizes, &mut values, shape);
+            taken.push(&chunk.slice);
+            for Run { source, target, len } in chunk.slice.common_runs(&wanted) {
+                values[target..target + len].copy_from_slice(&part[source..source + len]);
+                there += len;
+            }
         }
-        let there: usize = taken.iter().map(|(_, sizes)| sizes.iter().product::<usize>()).sum();
         if there == whole {
             return Ok(values);
         }
         let reason = format!("{name} at {places:?}: expected {whole} values, found {there}");
         Err(MegatronError::Damaged { path: self.path.join(METADATA), reason })
-    }
-}
-
-impl Chunk {
-    fn covers(&self, places: &[usize]) -> bool {
-        let ranges = self.offsets.iter().zip(&self.sizes);
-        places.iter().zip(ranges).all(|(place, (offset, size))| (*offset..offset + size).contains(place))
-    }
-}
-
-/// Copies a block to its place in a tensor.
-fn copy(part: &[f32], offsets: &[usize], sizes: &[usize], values: &mut [f32], shape: &[usize]) {
-    let Some((&row, before)) = sizes.split_last() else {
-        values.copy_from_slice(part);
-        return;
-    };
-    for (number, from) in part.chunks_exact(row.max(1)).enumerate() {
-        let (mut rest, mut at, mut step) = (number, 0, shape[before.len()]);
-        for d in (0..before.len()).rev() {
-            at += (offsets[d] + rest % before[d]) * step;
-            rest /= before[d];
-            step *= shape[d];
-        }
-        at += offsets[before.len()];
-        values[at..at + row].copy_from_slice(from);
     }
 }
 
@@ -207,11 +181,8 @@ fn stored(pickle: &Pickle, what: Id) -> Option<StoredTensor> {
     let shape = pickle.sizes(pickle.attribute(what, "size")?)?;
     let chunk = |id: &Id| {
         let [offsets, sizes] = ["offsets", "sizes"].map(|name| pickle.sizes(pickle.attribute(*id, name)?));
-        let (offsets, sizes) = (offsets?, sizes?);
-        let fits = offsets.len() == shape.len()
-            && sizes.len() == shape.len()
-            && (0..shape.len()).all(|d| offsets[d].checked_add(sizes[d]).is_some_and(|end| end <= shape[d]));
-        fits.then_some(Chunk { offsets, sizes, file: 0, bytes: 0..0 })
+        let slice = TensorSlice { offset: offsets?, extent: sizes? };
+        slice.is_inside(&shape).then_some(Chunk { slice, file: 0, bytes: 0..0 })
     };
     let chunks = pickle.parts(pickle.attribute(what, "chunks")?)?.iter().map(chunk).collect::<Option<Vec<_>>>()?;
     shape.iter().try_fold(1_usize, |count, size| count.checked_mul(*size))?;

@@ -1,9 +1,8 @@
 //! `bridge checkpoint diff`.
 
-use std::ops::Range;
 use std::path::Path;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointError, DType, HostTensor, TensorRecord};
+use bridge_core::checkpoint::{Checkpoint, CheckpointError, DType, HostTensor, TensorRecord, TensorSlice};
 use bridge_core::logging::numbers::significant;
 use bridge_core::logging::runs::{Difference, differences_of_configs};
 use half::{bf16, f16};
@@ -92,11 +91,8 @@ fn values_apart(
     let step = (AT_ONCE / (of / rows.max(1)).max(1)).max(1);
     let (mut count, mut largest) = (0, 0.0_f64);
     for start in (0..rows).step_by(step) {
-        let mut ranges: Vec<Range<usize>> = shape.iter().map(|&size| 0..size).collect();
-        if let Some(first) = ranges.first_mut() {
-            *first = start..(start + step).min(rows);
-        }
-        let [x, y] = [a.load_slice(name, &ranges)?, b.load_slice(name, &ranges)?];
+        let slice = TensorSlice::rows(shape, start..(start + step).min(rows));
+        let [x, y] = [a.load_slice(name, &slice)?, b.load_slice(name, &slice)?];
         if x.bytes() == y.bytes() {
             continue;
         }

@@ -145,7 +145,8 @@ fn the_metadata_says_which_slice_of_the_whole_each_piece_is() {
     let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
     let record = checkpoint.tensor("fc1").unwrap();
     assert_eq!(record.shape, [48, 5]);
-    let mut slices: Vec<_> = record.slices.iter().map(|s| (s.offset.clone(), s.extent.clone(), &s.file)).collect();
+    let mut slices: Vec<_> =
+        record.slices.iter().map(|s| (s.slice.offset.clone(), s.slice.extent.clone(), &s.file)).collect();
     slices.sort();
     let file = |rank: usize| format!("model-rank0000{rank}.safetensors");
     let expected: Vec<_> =

@@ -11,7 +11,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::{OPTIMIZER_PREFIX, device_tensor, host};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, Content, DType, HostTensor, LocalShard, Rectangle, ShardTensor, TensorStream,
+    Checkpoint, CheckpointError, Content, DType, HostTensor, LocalShard, Piece, ShardTensor, TensorStream,
 };
 use crate::optim::{Distribution, OptimizerState};
 
@@ -85,13 +85,17 @@ impl Place<'_> {
     /// The master in float32, which is made while it is written.
     fn master(&self, remainders: &Remainders, parameter: &Tensor<1>) -> Vec<ShardTensor> {
         let high = Arc::new(halves(parameter.clone()));
-        let piece = |Rectangle { offset, extent, runs }| {
-            let runs = runs.into_iter().map(|run| run.start - self.range.start..run.end - self.range.start).collect();
-            let (high, remainders) = (Arc::clone(&high), remainders.clone());
-            let source = Content::Stream(Arc::new(Masters { shape: extent, runs, high, remainders }));
-            ShardTensor { name: self.name(""), global_shape: self.shard.global_shape(), offset, source }
+        let tensor = |piece: Piece| {
+            let runs = self.shard.runs(&piece).map(|run| {
+                let start = run.source - self.range.start;
+                start..start + run.len
+            });
+            let (high, remainders, shape) = (Arc::clone(&high), remainders.clone(), piece.global.extent);
+            let source = Content::Stream(Arc::new(Masters { shape, runs: runs.collect(), high, remainders }));
+            let global_shape = self.shard.global_shape();
+            ShardTensor { name: self.name(""), global_shape, offset: piece.global.offset, source }
         };
-        self.shard.rectangles(&self.saved).into_iter().map(piece).collect()
+        self.shard.pieces(&self.saved).into_iter().map(tensor).collect()
     }
 }
 
