@@ -6,6 +6,8 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 
 use libloading::{Library, Symbol};
 
+use super::{call, load};
+
 /// The library's name on Linux.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 
@@ -33,79 +35,60 @@ unsafe impl Send for Gpu {}
 
 impl Gpu {
     /// The GPU that CUDA calls `index` in this process.
-    ///
-    /// # Errors
-    /// If there is no such library or device, in words.
     pub fn open(index: usize) -> Result<Self, String> {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         Self::of_library(LIBRARY, &Name::from_index(index, visible.as_deref())?)
     }
 
     fn of_library(path: &str, name: &Name) -> Result<Self, String> {
-        // SAFETY: the driver's library; loading it runs only what sets it up.
-        let library = unsafe { Library::new(path) }.map_err(|error| format!("{path} cannot be loaded: {error}"))?;
-        let mut gpu = Self { library, device: std::ptr::null_mut() };
-        gpu.call("nvmlInit_v2", |function: &Symbol<unsafe extern "C" fn() -> c_int>| {
-            // SAFETY: the function has this signature, and takes nothing.
-            unsafe { function() }
-        })?;
+        let mut gpu = Self { library: load(path)?, device: std::ptr::null_mut() };
         let mut device: Device = std::ptr::null_mut();
-        match name {
-            Name::Index(index) => {
-                type Find = unsafe extern "C" fn(c_uint, *mut Device) -> c_int;
-                gpu.call("nvmlDeviceGetHandleByIndex_v2", |function: &Symbol<Find>| {
-                    // SAFETY: the function has this signature, and writes one handle.
-                    unsafe { function(*index, &raw mut device) }
-                })?;
-            }
-            Name::Uuid(uuid) => {
-                type Find = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
-                gpu.call("nvmlDeviceGetHandleByUUID", |function: &Symbol<Find>| {
-                    // SAFETY: as above; the text ends with zero.
-                    unsafe { function(uuid.as_ptr(), &raw mut device) }
-                })?;
+        // SAFETY: the functions have the signatures of NVML's header. The second writes one handle,
+        // and texts end with zero.
+        unsafe {
+            call(&gpu.library, "nvmlInit_v2", |init: Symbol<unsafe extern "C" fn() -> c_int>| init())?;
+            match name {
+                Name::Index(index) => {
+                    type Find = unsafe extern "C" fn(c_uint, *mut Device) -> c_int;
+                    let find = |find: Symbol<Find>| find(*index, &raw mut device);
+                    call(&gpu.library, "nvmlDeviceGetHandleByIndex_v2", find)?;
+                }
+                Name::Uuid(uuid) => {
+                    type Find = unsafe extern "C" fn(*const c_char, *mut Device) -> c_int;
+                    let find = |find: Symbol<Find>| find(uuid.as_ptr(), &raw mut device);
+                    call(&gpu.library, "nvmlDeviceGetHandleByUUID", find)?;
+                }
             }
         }
         gpu.device = device;
         Ok(gpu)
     }
 
-    /// Calls a function of the library, whose status 0 is success.
-    fn call<F>(&self, name: &str, work: impl FnOnce(&Symbol<F>) -> c_int) -> Result<(), String> {
-        // SAFETY: who calls says the signature that NVML's header has.
-        let function = unsafe { self.library.get::<F>(name.as_bytes()) }.map_err(|error| format!("{name}: {error}"))?;
-        match work(&function) {
-            0 => Ok(()),
-            status => Err(format!("{name} answers {status}")),
+    /// Reads what the function `name` writes.
+    ///
+    /// # Safety
+    /// The function takes a device, and a place for one `T`.
+    unsafe fn read<T: Default>(&self, name: &str) -> Result<T, String> {
+        let mut value = T::default();
+        // SAFETY: the caller says that the function has this signature.
+        unsafe {
+            call(&self.library, name, |read: Symbol<unsafe extern "C" fn(Device, *mut T) -> c_int>| {
+                read(self.device, &raw mut value)
+            })?;
         }
+        Ok(value)
     }
 
     /// Millijoules since the driver was loaded.
-    ///
-    /// # Errors
-    /// If the device does not count them, in words.
     pub fn millijoules(&self) -> Result<u64, String> {
-        type Read = unsafe extern "C" fn(Device, *mut c_ulonglong) -> c_int;
-        let mut energy: c_ulonglong = 0;
-        self.call("nvmlDeviceGetTotalEnergyConsumption", |function: &Symbol<Read>| {
-            // SAFETY: the function has this signature, and writes one number.
-            unsafe { function(self.device, &raw mut energy) }
-        })?;
-        Ok(energy)
+        // SAFETY: the function has this signature.
+        unsafe { self.read::<c_ulonglong>("nvmlDeviceGetTotalEnergyConsumption") }
     }
 
     /// Bytes in use, by all processes.
-    ///
-    /// # Errors
-    /// If the device does not say, in words.
     pub fn used_bytes(&self) -> Result<u64, String> {
-        type Read = unsafe extern "C" fn(Device, *mut Memory) -> c_int;
-        let mut memory = Memory::default();
-        self.call("nvmlDeviceGetMemoryInfo", |function: &Symbol<Read>| {
-            // SAFETY: the function has this signature, and writes one structure of this layout.
-            unsafe { function(self.device, &raw mut memory) }
-        })?;
-        Ok(memory.used)
+        // SAFETY: the function has this signature, and the structure this layout.
+        unsafe { self.read::<Memory>("nvmlDeviceGetMemoryInfo") }.map(|memory| memory.used)
     }
 }
 
@@ -122,13 +105,8 @@ impl Name {
         let named = match visible {
             None => index.to_string(),
             Some(list) => {
-                let missing = || format!("CUDA_VISIBLE_DEVICES = {list:?} has no device {index}");
-                list.split(',')
-                    .nth(index)
-                    .map(str::trim)
-                    .filter(|name| !name.is_empty())
-                    .ok_or_else(missing)?
-                    .to_owned()
+                let name = list.split(',').nth(index).map(str::trim).filter(|name| !name.is_empty());
+                name.ok_or_else(|| format!("CUDA_VISIBLE_DEVICES = {list:?} has no device {index}"))?.to_owned()
             }
         };
         match named.parse() {
@@ -140,7 +118,7 @@ impl Name {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stand_in;
+    use super::super::tests::stand_in;
     use super::*;
 
     /// A library with NVML's names: two devices, of which the second counts no energy.

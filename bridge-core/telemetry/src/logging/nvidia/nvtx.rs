@@ -3,8 +3,9 @@
 
 use std::ffi::{CString, c_char, c_int};
 
-use libloading::Library;
+use libloading::{Library, Symbol};
 
+use super::{call, load};
 use crate::timers::Marks;
 
 /// The libraries' names on Linux: ranges come with CUDA's toolkit, the switch with the driver.
@@ -20,29 +21,18 @@ pub struct Nvtx {
     _library: Library,
 }
 
-fn load(path: &str) -> Result<Library, String> {
-    // SAFETY: a library of NVIDIA's; loading it runs only what sets it up.
-    unsafe { Library::new(path) }.map_err(|error| format!("{path} cannot be loaded: {error}"))
-}
-
 impl Nvtx {
     /// Loads the library.
-    ///
-    /// # Errors
-    /// If it is not there, in words.
     pub fn load() -> Result<Self, String> {
         Self::of_library(RANGES)
     }
 
     fn of_library(path: &str) -> Result<Self, String> {
         let library = load(path)?;
-        let missing = |error: libloading::Error| format!("{path}: {error}");
         // SAFETY: both functions have the signatures of NVTX's header.
-        let push = unsafe {
-            *library.get::<unsafe extern "C" fn(*const c_char) -> c_int>(b"nvtxRangePushA").map_err(missing)?
-        };
-        // SAFETY: as above.
-        let pop = unsafe { *library.get::<unsafe extern "C" fn() -> c_int>(b"nvtxRangePop").map_err(missing)? };
+        let found =
+            unsafe { library.get(b"nvtxRangePushA").and_then(|push| Ok((*push, *library.get(b"nvtxRangePop")?))) };
+        let (push, pop) = found.map_err(|error| format!("{path}: {error}"))?;
         Ok(Self { push, pop, _library: library })
     }
 }
@@ -62,42 +52,27 @@ impl Marks for Nvtx {
 
 /// Start and stop signal for `nsys profile --capture-range=cudaProfilerApi`.
 #[derive(Debug)]
-pub struct ProfilerSwitch(Library, &'static str);
+pub struct ProfilerSwitch(Library);
 
 impl ProfilerSwitch {
     /// Loads the driver's library.
-    ///
-    /// # Errors
-    /// If it is not there, in words.
     pub fn load() -> Result<Self, String> {
-        load(DRIVER).map(|library| Self(library, DRIVER))
+        load(DRIVER).map(Self)
     }
 
     /// Begins to record.
-    ///
-    /// # Errors
-    /// The driver's answer in words.
     pub fn start(&self) -> Result<(), String> {
         self.call("cuProfilerStart")
     }
 
     /// Records no more.
-    ///
-    /// # Errors
-    /// The driver's answer in words.
     pub fn stop(&self) -> Result<(), String> {
         self.call("cuProfilerStop")
     }
 
     fn call(&self, name: &str) -> Result<(), String> {
         // SAFETY: both functions take nothing and return a status.
-        let function = unsafe { self.0.get::<unsafe extern "C" fn() -> c_int>(name.as_bytes()) };
-        let function = function.map_err(|error| format!("{}: {error}", self.1))?;
-        // SAFETY: as above.
-        match unsafe { function() } {
-            0 => Ok(()),
-            status => Err(format!("{name} answers {status}")),
-        }
+        unsafe { call(&self.0, name, |function: Symbol<unsafe extern "C" fn() -> c_int>| function()) }
     }
 }
 
@@ -105,7 +80,7 @@ impl ProfilerSwitch {
 mod tests {
     use std::sync::Arc;
 
-    use super::super::stand_in;
+    use super::super::tests::stand_in;
     use super::*;
     use crate::timers::{Labels, TimerLevel, Timers};
 
@@ -185,7 +160,7 @@ mod tests {
     fn the_switch_tells_what_the_driver_answers() {
         let folder = tempfile::tempdir().unwrap();
         let path = stand_in(folder.path(), "cuda", STAND_IN);
-        let switch = ProfilerSwitch(load(&path).unwrap(), DRIVER);
+        let switch = ProfilerSwitch(load(&path).unwrap());
         assert_eq!(switch.start(), Ok(()));
         assert_eq!(switch.stop(), Err("cuProfilerStop answers 4".to_owned()));
         assert_eq!(told(&path), ["start"]);
