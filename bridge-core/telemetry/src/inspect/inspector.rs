@@ -31,20 +31,16 @@ pub struct Inspector {
     state: Mutex<State>,
 }
 
+type Matcher = Box<dyn Fn(&str) -> bool + Send>;
+
 #[derive(Default)]
 struct State {
-    due: Vec<Due>,
+    /// The rules that are due, with what chooses the names of their tensors.
+    due: Vec<(Rule, Matcher)>,
     kept: BTreeMap<(String, TensorKind), Statistics>,
     /// Factors that make gradients of parameters and of streams those of the loss.
     factors: Option<(f64, f64)>,
     counts_streams: bool,
-}
-
-/// A rule at a step where it is due.
-struct Due {
-    kind: TensorKind,
-    matches: Box<dyn Fn(&str) -> bool + Send>,
-    statistics: BTreeSet<Statistic>,
 }
 
 impl Inspector {
@@ -52,11 +48,7 @@ impl Inspector {
     /// at. The residual stream is left to another rank that holds the same, unless this one
     /// `counts_streams`.
     pub fn begin<'r>(&self, due: impl IntoIterator<Item = &'r Rule>, counts_streams: bool) {
-        let due = due.into_iter().map(|rule| Due {
-            kind: rule.kind,
-            matches: Box::new(rule.matcher()),
-            statistics: rule.statistics.clone(),
-        });
+        let due = due.into_iter().map(|rule| (rule.clone(), Box::new(rule.matcher()) as Matcher));
         let state = State { due: due.collect(), counts_streams, ..State::default() };
         self.is_on.store(!state.due.is_empty(), Ordering::Relaxed);
         *self.state() = state;
@@ -69,7 +61,7 @@ impl Inspector {
 
     /// True if tensors of this kind are inspected.
     pub fn wants(&self, kind: TensorKind) -> bool {
-        self.is_on() && self.state().due.iter().any(|due| due.kind == kind)
+        self.is_on() && self.state().due.iter().any(|(rule, _)| rule.kind == kind)
     }
 
     /// Adds the numbers of a tensor, or of a part of it, if they are wanted.
@@ -105,8 +97,8 @@ impl Inspector {
         let State { due, kept, factors, .. } = std::mem::take(&mut *self.state());
         let (of_parameters, of_streams) = factors.unwrap_or((1.0, 1.0));
         let gathered = kept.into_iter().map(|((name, kind), statistics)| {
-            let wanted = due.iter().filter(|due| due.kind == kind && (due.matches)(&name));
-            let wanted = wanted.flat_map(|due| due.statistics.iter().copied()).collect();
+            let wanted = due.iter().filter(|(rule, matches)| rule.kind == kind && matches(&name));
+            let wanted = wanted.flat_map(|(rule, _)| rule.statistics.iter().copied()).collect();
             let statistics = match kind {
                 TensorKind::WeightGradient => statistics.scaled(of_parameters),
                 _ if kind.is_gradient() => statistics.scaled(of_streams),
@@ -126,7 +118,7 @@ impl State {
     fn wants(&self, name: &str, kind: TensorKind) -> bool {
         let is_stream = !matches!(kind, TensorKind::Weight | TensorKind::WeightGradient);
         let is_counted = self.counts_streams || !is_stream;
-        is_counted && self.due.iter().any(|due| due.kind == kind && (due.matches)(name))
+        is_counted && self.due.iter().any(|(rule, matches)| rule.kind == kind && matches(name))
     }
 }
 
@@ -141,13 +133,11 @@ pub fn of_all(ranks: impl IntoIterator<Item = Vec<Gathered>>) -> Vec<Gathered> {
     let mut all: BTreeMap<(String, TensorKind), Gathered> = BTreeMap::new();
     for gathered in ranks.into_iter().flatten() {
         let key = (gathered.name.clone(), gathered.kind);
-        match all.remove(&key) {
-            None => all.insert(key, gathered),
-            Some(known) => {
-                let statistics = known.statistics.joined(gathered.statistics);
-                all.insert(key, Gathered { statistics, ..known })
-            }
+        let gathered = match all.remove(&key) {
+            Some(known) => Gathered { statistics: known.statistics.joined(gathered.statistics), ..known },
+            None => gathered,
         };
+        all.insert(key, gathered);
     }
     all.into_values().collect()
 }

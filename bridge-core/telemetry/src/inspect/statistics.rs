@@ -1,5 +1,7 @@
 //! Statistics of many numbers, which can be put together from those of parts.
 
+use std::collections::BTreeMap;
+
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
@@ -40,10 +42,8 @@ pub struct Statistics {
     smallest: f64,
     /// Numbers that round to zero, by format.
     underflows: [u64; 3],
-    /// Counts by power of two, from the lowest that occurs.
-    histogram: Vec<u64>,
-    /// The exponent of the first count.
-    lowest: i32,
+    /// Counts by exponent of the power of two.
+    histogram: BTreeMap<i32, u64>,
 }
 
 impl Statistics {
@@ -53,12 +53,8 @@ impl Statistics {
         let mut all = parts.into_iter().fold(Self::default(), Self::joined);
         let amax = all.amax();
         let limits = FORMATS.map(|(limit, largest)| largest.map_or(limit, |largest| limit * (amax / largest)));
-        let counts: Vec<[u64; 3]> = values.par_chunks(PART).map(|part| underflows(part, limits)).collect();
-        for counts in counts {
-            for (sum, count) in all.underflows.iter_mut().zip(counts) {
-                *sum += count;
-            }
-        }
+        let sum = |a: [u64; 3], b: [u64; 3]| std::array::from_fn(|format| a[format] + b[format]);
+        all.underflows = values.par_chunks(PART).map(|part| underflows(part, limits)).reduce(Default::default, sum);
         all
     }
 
@@ -91,7 +87,7 @@ impl Statistics {
         let squares = values.iter().filter(is_finite).map(|value| (f64::from(*value) - mean).powi(2)).sum();
         // Zeros have the exponent of subnormal numbers, and are no power of two.
         counts[0] -= zeros;
-        let (lowest, histogram) = trimmed(&counts[..EXPONENTS - 1]);
+        let histogram = (-127..).zip(counts[..EXPONENTS - 1].iter().copied()).filter(|(_, count)| *count > 0).collect();
         Self {
             elements: values.len() as u64,
             non_finite,
@@ -104,7 +100,6 @@ impl Statistics {
             smallest: if smallest.is_finite() { f64::from(smallest) } else { 0.0 },
             underflows: [0; 3],
             histogram,
-            lowest,
         }
     }
 
@@ -119,7 +114,7 @@ impl Statistics {
 
     /// Statistics of both together (means and squares by Chan, Golub and LeVeque, 1979).
     #[must_use]
-    pub fn joined(self, other: Self) -> Self {
+    pub fn joined(mut self, other: Self) -> Self {
         let (of_self, of_other) = (self.finite(), other.finite());
         let elements = self.elements + other.elements;
         let non_finite = self.non_finite + other.non_finite;
@@ -130,7 +125,9 @@ impl Statistics {
         let (a, b) = (of_self as f64, of_other as f64);
         let difference = other.mean - self.mean;
         let smallest = [self.smallest, other.smallest].into_iter().filter(|smallest| *smallest > 0.0);
-        let (lowest, histogram) = added(self.lowest, self.histogram, other.lowest, other.histogram);
+        for (exponent, count) in other.histogram {
+            *self.histogram.entry(exponent).or_default() += count;
+        }
         Self {
             elements,
             non_finite,
@@ -142,8 +139,7 @@ impl Statistics {
             magnitudes: self.magnitudes + other.magnitudes,
             smallest: smallest.reduce(f64::min).unwrap_or(0.0),
             underflows: std::array::from_fn(|index| self.underflows[index] + other.underflows[index]),
-            histogram,
-            lowest,
+            histogram: self.histogram,
         }
     }
 
@@ -185,7 +181,7 @@ impl Statistics {
     /// The histogram: how many magnitudes are in `[2^e, 2^(e+1))`, as `e:count` with spaces
     /// between. Subnormal numbers of float32 are counted at -127.
     pub fn histogram(&self) -> String {
-        let counts = (self.lowest..).zip(&self.histogram).filter(|(_, count)| **count > 0);
+        let counts = self.histogram.iter();
         let counts: Vec<String> = counts.map(|(exponent, count)| format!("{exponent}:{count}")).collect();
         counts.join(" ")
     }
@@ -201,32 +197,6 @@ fn underflows(values: &[f32], limits: [f64; 3]) -> [u64; 3] {
         }
     }
     counts
-}
-
-/// The counts without the zeros at both ends, and the exponent of the first.
-fn trimmed(counts: &[u64]) -> (i32, Vec<u64>) {
-    let first = counts.iter().position(|count| *count > 0).unwrap_or(0);
-    let end = counts.iter().rposition(|count| *count > 0).map_or(0, |last| last + 1);
-    (first as i32 - 127, counts[first.min(end)..end].to_vec())
-}
-
-/// Both histograms together.
-fn added(lowest: i32, counts: Vec<u64>, other_lowest: i32, other: Vec<u64>) -> (i32, Vec<u64>) {
-    match (counts.is_empty(), other.is_empty()) {
-        (_, true) => (lowest, counts),
-        (true, _) => (other_lowest, other),
-        _ => {
-            let first = lowest.min(other_lowest);
-            let end = (lowest + counts.len() as i32).max(other_lowest + other.len() as i32);
-            let mut sum = vec![0; (end - first) as usize];
-            for (lowest, counts) in [(lowest, counts), (other_lowest, other)] {
-                for (place, count) in sum[(lowest - first) as usize..].iter_mut().zip(counts) {
-                    *place += count;
-                }
-            }
-            (first, sum)
-        }
-    }
 }
 
 #[cfg(test)]
