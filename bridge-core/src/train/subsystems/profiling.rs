@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::config::RunConfig;
 use crate::logging::trace::{Event, FOLDER, Header, Part, Phase, Trace, TracedRank};
-use crate::timers::{Labels, Shapes, Span};
+use crate::timers::{Labels, Span};
 use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::TrainEnd;
@@ -62,9 +62,8 @@ impl Profiling {
         self.clock = Some(Clock { began, offset: (wall as i128 - of_machine as i128) as f64 * 1e-3 });
         let settings = &run.state.config.profiling;
         if settings.profile_ranks.is_empty() || settings.profile_ranks.contains(&world.rank()) {
-            let shapes = if settings.pytorch_profiler_collect_shapes { Shapes::Taken } else { Shapes::Left };
             run.groups.call_log().keep_all();
-            run.timers.spans().record(shapes);
+            run.timers.spans().record(settings.pytorch_profiler_collect_shapes);
         }
         Ok(())
     }

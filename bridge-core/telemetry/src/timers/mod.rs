@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bridge_memory::history::{Doing, RankSlot};
 use serde::{Deserialize, Serialize};
 
-pub use spans::{Labels, Mark, Marks, Shapes, Span, Spans};
+pub use spans::{Labels, Mark, Marks, Span, Spans};
 
 /// Level of detail of a timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,28 +76,22 @@ impl Timers {
 
     /// As [`start`](Self::start), of what `labels` say.
     pub fn start_of<'a>(&'a self, name: &'static str, level: TimerLevel, labels: Labels) -> TimerGuard<'a> {
-        let timed = self.run_at(level).then(|| (level, self.now_at(level)));
+        self.guard(name, self.run_at(level).then(|| (level, self.now_at(level))), labels)
+    }
+
+    /// A span from now until the guard is dropped, of what has no timer.
+    pub fn span<'a>(&'a self, name: &'static str, labels: Labels) -> TimerGuard<'a> {
+        self.guard(name, None, labels)
+    }
+
+    fn guard<'a>(&'a self, name: &'static str, timed: Option<(TimerLevel, Instant)>, labels: Labels) -> TimerGuard<'a> {
         TimerGuard {
             timers: self,
             name,
             labels,
             timed,
             span: self.spans.are_on().then(Instant::now),
-            _doing: doing(name),
-            _mark: self.spans.mark(|| name.to_owned()),
-        }
-    }
-
-    /// A span from now until the guard is dropped, of what has no timer.
-    pub fn span<'a>(&'a self, name: &'static str, labels: Labels) -> TimerGuard<'a> {
-        let span = self.spans.are_on().then(Instant::now);
-        TimerGuard {
-            timers: self,
-            name,
-            labels,
-            timed: None,
-            span,
-            _doing: doing(name),
+            _doing: RankSlot::owner(|| name.to_owned()),
             _mark: self.spans.mark(|| name.to_owned()),
         }
     }
@@ -155,11 +149,6 @@ pub struct TimerGuard<'a> {
     _doing: Doing,
     /// Range for another tool, if ranges are made.
     _mark: Mark,
-}
-
-/// Sets the owner of allocations from now on.
-fn doing(name: &'static str) -> Doing {
-    RankSlot::owner(|| name.to_owned())
 }
 
 impl Drop for TimerGuard<'_> {

@@ -70,19 +70,10 @@ impl Drop for Mark {
     }
 }
 
-/// Recording of the shapes of inputs with spans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shapes {
-    /// They have.
-    Taken,
-    /// They have not.
-    Left,
-}
-
 impl Spans {
-    /// Records from now on.
-    pub fn record(&self, shapes: Shapes) {
-        self.takes_shapes.store(shapes == Shapes::Taken, Ordering::Relaxed);
+    /// Records from now on, if `takes_shapes` with the shapes of inputs.
+    pub fn record(&self, takes_shapes: bool) {
+        self.takes_shapes.store(takes_shapes, Ordering::Relaxed);
         self.is_on.store(true, Ordering::Relaxed);
     }
 
