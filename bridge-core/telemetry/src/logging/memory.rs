@@ -109,16 +109,15 @@ impl RankMemory {
     /// memory of its own is asked before the process's allocator, which has no tensors there.
     pub fn statistic(&self, name: &str) -> Option<u64> {
         let allocator = self.allocator.filter(|_| self.device.is_none());
+        let of = |device: fn(DeviceMemory) -> u64, of_allocator: fn(AllocatorMemory) -> u64| {
+            self.device.map(device).or(allocator.map(of_allocator))
+        };
         match name {
-            "allocated_bytes.all.current" => {
-                self.device.map(|d| d.allocated_bytes).or(allocator.map(|a| a.allocated_bytes))
-            }
+            "allocated_bytes.all.current" => of(|d| d.allocated_bytes, |a| a.allocated_bytes),
             "allocated_bytes.all.peak" => allocator.map(|a| a.peak_allocated_bytes),
-            "reserved_bytes.all.current" => {
-                self.device.map(|d| d.reserved_bytes).or(allocator.map(|a| a.reserved_bytes))
-            }
+            "reserved_bytes.all.current" => of(|d| d.reserved_bytes, |a| a.reserved_bytes),
             "reserved_bytes.all.peak" => allocator.map(|a| a.reserved_bytes),
-            "allocation.all.current" => self.device.map(|d| d.num_allocations).or(allocator.map(|a| a.num_allocations)),
+            "allocation.all.current" => of(|d| d.num_allocations, |a| a.num_allocations),
             "host_bytes.all.current" => self.host.map(|host| host.resident_bytes),
             "host_bytes.all.peak" => self.host.map(|host| host.peak_resident_bytes),
             "device_used_bytes.all.current" => self.used_on_device,

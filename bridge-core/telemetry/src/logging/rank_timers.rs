@@ -1,7 +1,5 @@
 //! The times of all ranks as lines and as metrics.
 
-use std::fmt::Write as _;
-
 use crate::timers::TimerReport;
 use bridge_config::TimingLogOption;
 
@@ -46,18 +44,16 @@ impl RankTimers {
             let (min, max) = min_max(by_rank);
             let (min, max) = (milliseconds(min), milliseconds(max));
             let field = format!("{:.<48}", format!("{name} "));
-            // Writing to a string cannot fail.
-            let _ = match option {
-                TimingLogOption::Max => write!(text, "\n    {field}: {max:.2}"),
-                _ if self.ranks == 1 => write!(text, "\n    {field}: {max:.2}"),
-                TimingLogOption::MinMax => write!(text, "\n    {field}: ({min:.2}, {max:.2})"),
-                TimingLogOption::All => {
+            text += &match option {
+                TimingLogOption::MinMax if self.ranks > 1 => format!("\n    {field}: ({min:.2}, {max:.2})"),
+                TimingLogOption::All if self.ranks > 1 => {
                     let of_rank = |(rank, seconds): (usize, &Option<f64>)| {
                         seconds.map(|seconds| format!("\n     rank {rank:2}: {:.2}", milliseconds(seconds)))
                     };
                     let ranks: String = by_rank.iter().enumerate().filter_map(of_rank).collect();
-                    write!(text, "\n  {name}:{ranks}")
+                    format!("\n  {name}:{ranks}")
                 }
+                _ => format!("\n    {field}: {max:.2}"),
             };
         }
         Some(text)
@@ -73,12 +69,16 @@ impl RankTimers {
             let (min, max) = min_max(by_rank);
             metrics.push((format!("{name}-time"), per_iteration(max)));
             match option {
-                TimingLogOption::Max => {}
-                _ if self.ranks == 1 => {}
-                TimingLogOption::MinMax => metrics.push((format!("{name}-time/min"), per_iteration(min))),
-                TimingLogOption::All => metrics.extend(by_rank.iter().enumerate().filter_map(|(rank, seconds)| {
-                    seconds.map(|seconds| (format!("{name}-time/rank{rank}"), per_iteration(seconds)))
-                })),
+                TimingLogOption::MinMax if self.ranks > 1 => {
+                    metrics.push((format!("{name}-time/min"), per_iteration(min)))
+                }
+                TimingLogOption::All if self.ranks > 1 => {
+                    let of_rank = |(rank, seconds): (usize, &Option<f64>)| {
+                        seconds.map(|seconds| (format!("{name}-time/rank{rank}"), per_iteration(seconds)))
+                    };
+                    metrics.extend(by_rank.iter().enumerate().filter_map(of_rank));
+                }
+                _ => {}
             }
         }
         metrics

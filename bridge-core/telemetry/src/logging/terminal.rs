@@ -147,24 +147,19 @@ pub fn printable_in_colours(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
     }
-    let mut safe = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("\u{1b}[") {
-        let (before, escape) = rest.split_at(start);
-        safe.push_str(&printable(before));
-        let codes = escape[2..].split_once('m').map(|(codes, _)| codes);
-        // Code 8 hides what follows.
-        let is_colour = |codes: &&str| {
-            codes.split(';').all(|code| code.is_empty() || code.parse::<u8>().is_ok_and(|code| code != 8))
-        };
-        let length = codes.filter(is_colour).map_or(0, |codes| codes.len() + 3);
-        safe.push_str(&escape[..length]);
-        // An escape that is no colour is printed without its first character, which is shown.
-        let shown = if length == 0 { 1 } else { 0 };
-        safe.push_str(&printable(&escape[..shown]));
-        rest = &escape[length + shown..];
+    // Code 8 hides what follows.
+    let is_code = |code: &str| code.is_empty() || code.parse::<u8>().is_ok_and(|code| code != 8);
+    let mut parts = text.split("\u{1b}[");
+    let mut safe = printable(parts.next().unwrap_or_default()).into_owned();
+    for part in parts {
+        match part.split_once('m') {
+            Some((codes, rest)) if codes.split(';').all(is_code) => {
+                safe += &format!("\u{1b}[{codes}m{}", printable(rest));
+            }
+            // An escape that is no colour is shown.
+            _ => safe += &printable(&format!("\u{1b}[{part}")),
+        }
     }
-    safe.push_str(&printable(rest));
     Cow::Owned(safe)
 }
 
