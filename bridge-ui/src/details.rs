@@ -191,9 +191,8 @@ pub fn times(entry: &Entry) -> Answer {
         Err(error) => return Answer::refused(500, &error),
     };
     let rows = ranks.iter().map(|rank| {
-        let shares =
-            Part::OF_STEPS.iter().map(|part| (part.name(), rank.part(*part))).filter(|(_, seconds)| *seconds > 0.0);
-        let shares: Vec<Value> = shares.map(|(name, seconds)| json!({ "part": name, "seconds": seconds })).collect();
+        let shares = Part::OF_STEPS.iter().map(|part| (part, rank.part(*part))).filter(|(_, seconds)| *seconds > 0.0);
+        let shares: Vec<Value> = shares.map(|(part, seconds)| json!({ "part": part, "seconds": seconds })).collect();
         json!({ "rank": rank.rank.rank, "steps": rank.steps.len(), "seconds": rank.seconds(), "parts": shares })
     });
     Answer::json(&json!(rows.collect::<Vec<_>>()))

@@ -189,7 +189,7 @@ fn figures(run: &Run) -> [String; 6] {
     let of = run.train_iters.map_or(String::new(), |total| format!("/{total}"));
     let best = run.best_valid_loss.zip(run.best_valid_iteration);
     [
-        run.state.name().to_owned(),
+        run.state.to_string(),
         format!("{}{of}", run.iterations),
         run.last_loss.as_ref().map_or("-".into(), loss),
         best.map_or("-".into(), |(loss, iteration)| format!("{} at {iteration}", significant(loss, 5))),

@@ -154,7 +154,7 @@ fn print_text(ranks: &[RankSummary], plan: Option<&Plan>, traffic: &[Traffic]) {
     let shown: Vec<Part> =
         Part::OF_STEPS.into_iter().filter(|part| ranks.iter().any(|rank| rank.part(*part) > 0.0)).collect();
     let mut rows = vec![["rank", "steps", "ms a step", "covered"].map(str::to_owned).to_vec()];
-    rows[0].extend(shown.iter().map(|part| part.name().to_owned()));
+    rows[0].extend(shown.iter().map(Part::to_string));
     rows.extend(ranks.iter().map(|rank| {
         let seconds = rank.seconds();
         let mut row = vec![rank.rank.rank.to_string(), rank.steps.len().to_string()];
@@ -201,7 +201,7 @@ fn print_json(ranks: &[RankSummary], plan: Option<&Plan>, traffic: &[Traffic]) {
         let seconds = |parts: &std::collections::BTreeMap<Part, f64>| -> Value {
             parts
                 .iter()
-                .map(|(part, seconds)| (part.name().to_owned(), json!(seconds)))
+                .map(|(part, seconds)| (part.to_string(), json!(seconds)))
                 .collect::<serde_json::Map<_, _>>()
                 .into()
         };

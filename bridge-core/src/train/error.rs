@@ -73,7 +73,7 @@ impl From<ConfigError> for CommonError {
 impl CommonError {
     /// Error of a log file that cannot be written; `what` names the log.
     pub(in crate::train) fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
-        Self::Log(OpenError::Log { what: what.into(), source: error.into() })
+        Self::Log(OpenError::Log(what.into(), error.into()))
     }
 
     /// Error of a setting of logs that cannot be satisfied.
@@ -139,9 +139,9 @@ impl Classified for CommonError {
             Self::Config(errors) => ErrorClass::Config(errors),
             Self::Communication(error) => ErrorClass::Communication(error),
             Self::OtherRank { is_bad_input, .. } => ErrorClass::OtherRank(*is_bad_input),
-            Self::Log(OpenError::Damaged { .. } | OpenError::Setting { .. }) => ErrorClass::BadInput,
+            Self::Log(OpenError::Damaged(..) | OpenError::Setting { .. }) => ErrorClass::BadInput,
             Self::NumThreads { .. } => ErrorClass::BadInput,
-            Self::Log(OpenError::Log { .. })
+            Self::Log(OpenError::Log(..))
             | Self::BadState { .. }
             | Self::ThreadPool(_)
             | Self::Device(_)

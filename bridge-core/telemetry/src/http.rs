@@ -45,11 +45,6 @@ impl Answer {
     pub fn text(status: &'static str, body: impl Into<String>) -> Self {
         Self { status, kind: "text/plain; charset=utf-8", headers: "", body: body.into() }
     }
-
-    /// To methods other than `GET` and `HEAD`.
-    pub fn not_allowed() -> Self {
-        Self { headers: "Allow: GET, HEAD\r\n", ..Self::text("405 Method Not Allowed", "") }
-    }
 }
 
 /// A server, until it is dropped.

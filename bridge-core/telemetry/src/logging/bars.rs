@@ -18,6 +18,15 @@ const RATE: u8 = 20;
 #[derive(Debug)]
 struct Fitting(Term);
 
+/// Hands methods of a terminal on.
+macro_rules! forward {
+    ($($name:ident($($argument:ident: $type:ty)?)),*) => {$(
+        fn $name(&self $(, $argument: $type)?) -> io::Result<()> {
+            self.0.$name($($argument)?)
+        }
+    )*};
+}
+
 impl TermLike for Fitting {
     fn width(&self) -> u16 {
         u16::try_from(bar_width()).unwrap_or(u16::MAX)
@@ -27,52 +36,17 @@ impl TermLike for Fitting {
         TermLike::height(&self.0)
     }
 
-    fn move_cursor_up(&self, n: usize) -> io::Result<()> {
-        self.0.move_cursor_up(n)
-    }
-
-    fn move_cursor_down(&self, n: usize) -> io::Result<()> {
-        self.0.move_cursor_down(n)
-    }
-
-    fn move_cursor_right(&self, n: usize) -> io::Result<()> {
-        self.0.move_cursor_right(n)
-    }
-
-    fn move_cursor_left(&self, n: usize) -> io::Result<()> {
-        self.0.move_cursor_left(n)
-    }
-
-    fn write_line(&self, s: &str) -> io::Result<()> {
-        self.0.write_line(s)
-    }
-
-    fn write_str(&self, s: &str) -> io::Result<()> {
-        self.0.write_str(s)
-    }
-
-    fn clear_line(&self) -> io::Result<()> {
-        self.0.clear_line()
-    }
-
-    fn flush(&self) -> io::Result<()> {
-        self.0.flush()
-    }
+    forward!(move_cursor_up(n: usize), move_cursor_down(n: usize), move_cursor_left(n: usize));
+    forward!(move_cursor_right(n: usize), write_line(s: &str), write_str(s: &str), clear_line(), flush());
 }
 
 /// Bars with pace and time left, in one line that fits the terminal.
 #[derive(Clone, Debug)]
-pub struct TerminalProgress {
+pub(super) struct TerminalProgress {
     bars: MultiProgress,
     /// Cells of a line; it may change while a bar is shown.
     width: fn() -> usize,
     has_colours: bool,
-}
-
-impl Default for TerminalProgress {
-    fn default() -> Self {
-        Self::new()
-    }
 }
 
 impl TerminalProgress {

@@ -8,6 +8,8 @@ use std::path::Path;
 use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
+use super::files;
+
 /// The file of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FlightRecord {
@@ -84,14 +86,8 @@ pub enum State {
 
 impl FlightRecord {
     /// Writes it, in a folder that is made if need be.
-    ///
-    /// # Errors
-    /// If that is not possible.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder)?;
-        }
-        untrusted_io::replace(path, &serde_json::to_vec_pretty(self)?)
+        files::replace(path, &serde_json::to_vec_pretty(self)?)
     }
 
     /// Reads a file.

@@ -8,6 +8,8 @@ use bridge_data::untrusted_io;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::files::replace_json;
+
 /// Names in the log folder.
 const SUPERVISION: &str = "supervision.json";
 const SCORES: &str = "rank_scores.json";
@@ -66,11 +68,8 @@ impl Supervision {
     }
 
     /// Writes it in one step, because others may read it.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn write(&self, log_dir: &Path) -> io::Result<()> {
-        write(self, &log_dir.join(SUPERVISION))
+        replace_json(&log_dir.join(SUPERVISION), self)
     }
 
     /// Reads the state of the run whose logs are in `log_dir`; `None` without a readable file.
@@ -107,26 +106,14 @@ pub struct RankScore {
 
 impl RankScores {
     /// Writes them in one step, because others may read them.
-    ///
-    /// # Errors
-    /// The disk's.
     pub fn write(&self, log_dir: &Path) -> io::Result<()> {
-        write(self, &log_dir.join(SCORES))
+        replace_json(&log_dir.join(SCORES), self)
     }
 
     /// Reads the scores of the run whose logs are in `log_dir`; `None` without a readable file.
     pub fn read(log_dir: &Path) -> Option<Self> {
         read(&log_dir.join(SCORES))
     }
-}
-
-fn write<T: Serialize>(content: &T, path: &Path) -> io::Result<()> {
-    if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
-    }
-    let mut json = serde_json::to_vec_pretty(content)?;
-    json.push(b'\n');
-    untrusted_io::replace(path, &json)
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {

@@ -1,7 +1,6 @@
 //! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings
 //! `"NaN"`, `"Infinity"` and `"-Infinity"`, which most languages' float parsers read back.
 
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 /// One value of a log record.
@@ -21,38 +20,20 @@ pub enum MetricValue {
     Numbers(Vec<(String, f32)>),
 }
 
-impl From<f32> for MetricValue {
-    fn from(value: f32) -> Self {
-        Self::F32(value)
-    }
+macro_rules! from {
+    ($($type:ty => $variant:ident),*) => {$(
+        impl From<$type> for MetricValue {
+            fn from(value: $type) -> Self {
+                Self::$variant(value.into())
+            }
+        }
+    )*};
 }
 
-impl From<f64> for MetricValue {
-    fn from(value: f64) -> Self {
-        Self::F64(value)
-    }
-}
-
-impl From<u64> for MetricValue {
-    fn from(value: u64) -> Self {
-        Self::Count(value)
-    }
-}
-
-impl From<String> for MetricValue {
-    fn from(value: String) -> Self {
-        Self::Text(value)
-    }
-}
-
-impl From<&str> for MetricValue {
-    fn from(value: &str) -> Self {
-        Self::Text(value.to_owned())
-    }
-}
+from!(f32 => F32, f64 => F64, u64 => Count, String => Text, &str => Text);
 
 /// The string that stands for a number JSON cannot write.
-fn non_finite(value: f64) -> Option<&'static str> {
+pub(super) fn non_finite(value: f64) -> Option<&'static str> {
     match value {
         _ if value.is_nan() => Some("NaN"),
         f64::INFINITY => Some("Infinity"),
@@ -76,14 +57,9 @@ impl MetricValue {
 impl Serialize for MetricValue {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Self::F32(value) => match non_finite(f64::from(*value)) {
-                Some(text) => serializer.serialize_str(text),
-                None => serializer.serialize_f32(*value),
-            },
-            Self::F64(value) => match non_finite(*value) {
-                Some(text) => serializer.serialize_str(text),
-                None => serializer.serialize_f64(*value),
-            },
+            Self::F32(value) if value.is_finite() => serializer.serialize_f32(*value),
+            Self::F64(value) if value.is_finite() => serializer.serialize_f64(*value),
+            Self::F32(_) | Self::F64(_) => self.number().and_then(non_finite).serialize(serializer),
             Self::Count(value) => serializer.serialize_u64(*value),
             Self::Text(value) => serializer.serialize_str(value),
             Self::Numbers(numbers) => {
@@ -99,11 +75,7 @@ pub(super) fn fields_to_json(fields: &[(String, MetricValue)]) -> String {
     struct Object<'a>(&'a [(String, MetricValue)]);
     impl Serialize for Object<'_> {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-            let mut map = serializer.serialize_map(Some(self.0.len()))?;
-            for (name, value) in self.0 {
-                map.serialize_entry(name, value)?;
-            }
-            map.end()
+            serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
         }
     }
     serde_json::to_string(&Object(fields)).expect("strings and numbers always serialize")

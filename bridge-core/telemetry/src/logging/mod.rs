@@ -7,6 +7,7 @@ pub mod chart;
 mod comet;
 pub mod curves;
 mod energy;
+mod files;
 pub mod flight;
 pub mod health;
 mod json_value;
@@ -31,8 +32,8 @@ pub mod tracker;
 mod training_log;
 mod wandb;
 
-pub use bars::TerminalProgress;
 pub use energy::EnergyCounters;
+pub use files::FileError;
 pub use json_value::MetricValue;
 pub use memory::{AllocatorMemory, DeviceMemory, HostMemory, MemoryOfRanks, RankMemory, used_on_machine};
 pub use memory_snapshot::{pickle as memory_pickle, table as memory_table};
@@ -40,8 +41,7 @@ pub use nvidia::{Gpu, Nvtx, ProfilerSwitch};
 pub use progress::{NoProgress, PlainProgress, ProgressHandle, ProgressSink, ProgressTask, progress_sink};
 pub use rank_timers::RankTimers;
 pub use record::{
-    Ending, Figure, FigureKind, LogLevel, Occasion, Part, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage,
-    Scope, Split, Tag,
+    Ending, Figure, LogLevel, Occasion, Record, RecordKind, RunEnd, RunStart, SaveRecord, SaveStage, Split,
 };
 pub use report::{RuntimeReport, ThroughputWindow, format_memory_report, report_l2_norm_grad};
 pub use sink::{Deferred, MadeAgain, OpenError, Opened, Sink, SinkContext, SinkError};

@@ -36,6 +36,17 @@ pub fn significant(value: f64, digits: usize) -> String {
     }
 }
 
+/// `1.23e+15`: a mantissa with these `decimals`, an exponent with sign and at least two digits.
+pub(super) fn with_exponent(value: f64, decimals: usize) -> String {
+    if !value.is_finite() {
+        return special(value).into();
+    }
+    let text = format!("{value:.decimals$e}");
+    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
+    format!("{mantissa}e{sign}{digits:0>2}")
+}
+
 /// A rate or a count with three digits and a prefix: `950`, `5.48k`, `123M`.
 pub fn with_prefix(value: f64) -> String {
     if !value.is_finite() {

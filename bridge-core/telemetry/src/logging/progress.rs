@@ -15,7 +15,7 @@ pub fn progress_sink(display: Progress) -> Arc<dyn ProgressSink> {
     match display {
         Progress::Auto if io::stderr().is_terminal() => Arc::new(TerminalProgress::new()),
         Progress::Bar => Arc::new(TerminalProgress::new()),
-        Progress::Auto | Progress::Plain => Arc::new(PlainProgress::stderr()),
+        Progress::Auto | Progress::Plain => Arc::new(PlainProgress::new(io::stderr(), Duration::from_secs(10))),
         Progress::None => Arc::new(NoProgress),
     }
 }
@@ -52,16 +52,16 @@ pub trait ProgressSink: Send + Sync {
     }
 }
 
-/// One task being shown.
+/// One task being shown. Nothing shows by default.
 pub trait ProgressHandle: Send {
     /// Says how many steps are done in all.
-    fn set_position(&mut self, position: u64);
+    fn set_position(&mut self, _position: u64) {}
 
-    /// Says that `steps` more are done.
-    fn advance(&mut self, steps: u64);
+    /// Adds to the steps that are done.
+    fn advance(&mut self, _steps: u64) {}
 
     /// Says something about the step, such as the loss.
-    fn set_message(&mut self, message: &str);
+    fn set_message(&mut self, _message: &str) {}
 }
 
 /// Shows nothing.
@@ -74,13 +74,7 @@ impl ProgressSink for NoProgress {
     }
 }
 
-impl ProgressHandle for NoProgress {
-    fn set_position(&mut self, _position: u64) {}
-
-    fn advance(&mut self, _steps: u64) {}
-
-    fn set_message(&mut self, _message: &str) {}
-}
+impl ProgressHandle for NoProgress {}
 
 /// A line when a task starts, now and then while it runs, and when it ends.
 #[derive(Clone)]
@@ -90,11 +84,6 @@ pub struct PlainProgress {
 }
 
 impl PlainProgress {
-    /// Lines on standard error, at most one in ten seconds and task.
-    pub fn stderr() -> Self {
-        Self::new(io::stderr(), Duration::from_secs(10))
-    }
-
     /// Lines to `output`, at most one per `interval` and task.
     pub fn new(output: impl Write + Send + 'static, interval: Duration) -> Self {
         Self { output: Arc::new(Mutex::new(output)), interval }

@@ -5,48 +5,15 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use serde::Serialize;
+
 use super::json_value::MetricValue;
 use super::terminal::Column;
-
-/// Kind of a figure: one that can fall, or a counter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FigureKind {
-    /// It goes up and down.
-    Gauge,
-    /// A sum since the run began, over all its jobs.
-    Counter,
-}
-
-/// Object that a figure describes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scope {
-    /// The step or evaluation itself.
-    Record,
-    /// All steps since the last console line.
-    Interval,
-}
-
-/// A TensorBoard tag.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tag {
-    /// Name of the curve.
-    pub name: String,
-    /// True if there is a second curve over the samples consumed so far.
-    pub has_twin: bool,
-}
-
-/// A part of a console line.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Part<T> {
-    /// Parts are printed in the order of this number.
-    pub place: u8,
-    /// Printed content.
-    pub content: T,
-}
 
 /// A number that a run tells, with the places where it shows. Sinks that show everything go by
 /// `name` and `labels`.
 #[derive(Clone, Debug, PartialEq)]
+#[must_use]
 pub struct Figure {
     /// Name, in snake case.
     pub name: Cow<'static, str>,
@@ -56,22 +23,24 @@ pub struct Figure {
     pub help: &'static str,
     /// The value.
     pub value: MetricValue,
-    /// Kind of the figure.
-    pub kind: FigureKind,
-    /// Object that the figure describes.
-    pub scope: Scope,
+    /// True if it is a sum since the run began, over all its jobs, which never falls.
+    pub is_counter: bool,
+    /// True if it describes all steps since the last console line.
+    pub is_of_interval: bool,
     /// Tells figures of one name apart: names and values.
     pub labels: Vec<(&'static str, String)>,
     /// The value under `name` in `metrics.jsonl`, where it is there.
     pub file: Option<MetricValue>,
-    /// The curve in TensorBoard.
-    pub board: Option<Tag>,
-    /// The text on the console line.
-    pub line: Option<Part<String>>,
+    /// Name of the curve in TensorBoard.
+    pub board: Option<String>,
+    /// True if there is a second curve over the samples consumed so far.
+    pub has_twin: bool,
+    /// The text on the console line. Parts of lines are printed in the order of their numbers.
+    pub line: Option<(u8, String)>,
     /// The column of the short line that people see on a terminal.
-    pub short: Option<Part<Column>>,
+    pub short: Option<(u8, Column)>,
     /// The key in the console's JSON line.
-    pub json: Option<Part<Cow<'static, str>>>,
+    pub json: Option<(u8, Cow<'static, str>)>,
 }
 
 impl Figure {
@@ -87,11 +56,12 @@ impl Figure {
             unit,
             help,
             value: value.into(),
-            kind: FigureKind::Gauge,
-            scope: Scope::Record,
+            is_counter: false,
+            is_of_interval: false,
             labels: Vec::new(),
             file: None,
             board: None,
+            has_twin: false,
             line: None,
             short: None,
             json: None,
@@ -99,16 +69,14 @@ impl Figure {
     }
 
     /// The figure is a sum that only grows.
-    #[must_use]
     pub fn counter(mut self) -> Self {
-        self.kind = FigureKind::Counter;
+        self.is_counter = true;
         self
     }
 
     /// The figure is of all steps since the last console line.
-    #[must_use]
     pub fn of_interval(mut self) -> Self {
-        self.scope = Scope::Interval;
+        self.is_of_interval = true;
         self
     }
 
@@ -127,59 +95,51 @@ impl Figure {
     }
 
     /// Adds a label.
-    #[must_use]
     pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.labels.push((name, value.into()));
         self
     }
 
     /// Shows it in `metrics.jsonl`.
-    #[must_use]
     pub fn file(self) -> Self {
         let value = self.value.clone();
         self.file_as(value)
     }
 
     /// Shows `value` in its place in `metrics.jsonl`: rounded, say.
-    #[must_use]
     pub fn file_as(mut self, value: impl Into<MetricValue>) -> Self {
         self.file = Some(value.into());
         self
     }
 
     /// Shows it in TensorBoard, over steps and over samples.
-    #[must_use]
     pub fn board(mut self, tag: impl Into<String>) -> Self {
-        self.board = Some(Tag { name: tag.into(), has_twin: true });
+        (self.board, self.has_twin) = (Some(tag.into()), true);
         self
     }
 
     /// Shows it in TensorBoard, over steps only.
-    #[must_use]
     pub fn board_of_steps(mut self, tag: impl Into<String>) -> Self {
-        self.board = Some(Tag { name: tag.into(), has_twin: false });
+        self.board = Some(tag.into());
         self
     }
 
     /// Shows `text` on the console line.
-    #[must_use]
     pub fn line(mut self, place: u8, text: String) -> Self {
-        self.line = Some(Part { place, content: text });
+        self.line = Some((place, text));
         self
     }
 
     /// Shows `text` on the short line of a terminal. Where that has no room, columns of less
     /// `weight` give way first.
-    #[must_use]
     pub fn short(mut self, place: u8, weight: u8, text: String) -> Self {
-        self.short = Some(Part { place, content: Column { text, weight } });
+        self.short = Some((place, Column { text, weight }));
         self
     }
 
     /// Shows it in the console's JSON line.
-    #[must_use]
     pub fn json(mut self, place: u8, key: impl Into<Cow<'static, str>>) -> Self {
-        self.json = Some(Part { place, content: key.into() });
+        self.json = Some((place, key.into()));
         self
     }
 
@@ -254,6 +214,12 @@ pub struct Record {
 }
 
 impl Record {
+    /// The figures that are due where figures of steps are shown each `interval` steps.
+    pub(super) fn due(&self, interval: u64) -> impl Iterator<Item = &Figure> {
+        let is_due = self.kind != RecordKind::Train || self.iteration.is_multiple_of(interval);
+        self.figures.iter().filter(move |figure| is_due || figure.is_of_interval)
+    }
+
     /// The number of the figure `name`, if it is there and has no labels.
     pub fn number(&self, name: &str) -> Option<f64> {
         let is_it = |figure: &&Figure| figure.name == name && figure.labels.is_empty();
@@ -340,37 +306,25 @@ pub struct RunEnd {
 }
 
 /// Importance of a message, with the numbers of `logger.logging_level`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+#[expect(missing_docs, reason = "the names say it")]
 pub enum LogLevel {
-    /// 10.
-    Debug,
-    /// 20.
-    Info,
-    /// 30.
-    Warning,
-    /// 40.
-    Error,
+    Debug = 10,
+    Info = 20,
+    Warning = 30,
+    Error = 40,
 }
 
 impl LogLevel {
     /// The number used in configs.
     pub fn number(self) -> u32 {
-        match self {
-            Self::Debug => 10,
-            Self::Info => 20,
-            Self::Warning => 30,
-            Self::Error => 40,
-        }
+        self as u32
     }
 }
 
 impl fmt::Display for LogLevel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Debug => "debug",
-            Self::Info => "info",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        })
+        self.serialize(f)
     }
 }

@@ -1,13 +1,14 @@
 //! Summary of the runs that have left files in their log folders: state, progress, losses. From
 //! their files only; nothing is written.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
 use bridge_data::untrusted_io;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::losses::{CollectedLosses, Losses};
 use super::sinks::each_record;
@@ -37,17 +38,9 @@ pub enum RunState {
     Unknown,
 }
 
-impl RunState {
-    /// Name of the state.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Training => "training",
-            Self::Finished => "finished",
-            Self::Stopped => "stopped",
-            Self::Failed => "failed",
-            Self::Killed => "killed",
-            Self::Unknown => "unknown",
-        }
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -125,48 +118,44 @@ pub struct Folders {
 }
 
 /// Finds the folders of runs without reading what is in them.
-pub fn log_folders(folder: &Path) -> Folders {
+pub fn log_folders(root: &Path) -> Folders {
     let mut found = Folders::default();
-    if !folder.is_dir() {
-        found.problems.push(format!("{}: is no folder", folder.display()));
+    if !root.is_dir() {
+        found.problems.push(format!("{}: is no folder", root.display()));
         return found;
     }
-    let mut left = MOST_FOLDERS;
-    look(folder, DEPTH, &mut left, &mut found);
-    if left == 0 {
-        let message = format!("{}: has more than {MOST_FOLDERS} folders; the rest was left out", folder.display());
-        found.problems.push(message);
+    let mut left = vec![(root.to_owned(), DEPTH)];
+    for number in 0.. {
+        let Some((folder, depth)) = left.pop() else { break };
+        if number == MOST_FOLDERS {
+            let message = format!("{}: has more than {MOST_FOLDERS} folders; the rest was left out", root.display());
+            found.problems.push(message);
+            break;
+        }
+        if folder.join("metrics.jsonl").exists() {
+            found.folders.push(folder.clone());
+        }
+        if depth == 0 {
+            continue;
+        }
+        match std::fs::read_dir(&folder) {
+            Ok(entries) => {
+                let folders: BTreeSet<PathBuf> =
+                    entries.flatten().filter(may_hold_runs).map(|entry| entry.path()).collect();
+                left.extend(folders.into_iter().rev().map(|folder| (folder, depth - 1)));
+            }
+            Err(error) => found.problems.push(format!("{}: {error}", folder.display())),
+        }
     }
     found
 }
 
-fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Folders) {
-    if *left == 0 {
-        return;
-    }
-    *left -= 1;
-    if folder.join("metrics.jsonl").exists() {
-        found.folders.push(folder.to_owned());
-    }
-    if depth == 0 {
-        return;
-    }
-    let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) => return found.problems.push(format!("{}: {error}", folder.display())),
-    };
-    // Links are not followed: they may lead round in circles. Checkpoints hold no runs.
-    let is_folder = |entry: &std::fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-    let may_hold_runs = |entry: &std::fs::DirEntry| {
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
-        !name.starts_with('.') && !name.starts_with("iter_")
-    };
-    let folders: BTreeSet<PathBuf> =
-        entries.flatten().filter(|entry| is_folder(entry) && may_hold_runs(entry)).map(|entry| entry.path()).collect();
-    for folder in folders {
-        look(&folder, depth - 1, left, found);
-    }
+/// True for folders that may hold runs. Links are not followed: they may lead round in circles.
+/// Checkpoints hold no runs.
+fn may_hold_runs(entry: &std::fs::DirEntry) -> bool {
+    let name = entry.file_name();
+    let name = name.to_string_lossy();
+    entry.file_type().is_ok_and(|kind| kind.is_dir()) && !name.starts_with('.') && !name.starts_with("iter_")
 }
 
 /// Reads the run whose logs are in `folder`.
@@ -174,62 +163,34 @@ fn look(folder: &Path, depth: usize, left: &mut usize, found: &mut Folders) {
 /// # Errors
 /// Files that are damaged, with their names.
 pub fn read(folder: &Path) -> Result<Run, String> {
-    let mut metrics = Metrics::default();
     let path = folder.join("metrics.jsonl");
-    let file = untrusted_io::open(&path).map_err(|error| format!("{}: {error}", path.display()));
-    drop(file?);
-    each_record(&path, |record| {
-        metrics.add(record);
-        Ok(())
-    })
-    .map_err(|error| error.to_string())?;
-    let record = if folder.join("run.json").exists() { Some(read_record(folder)?) } else { None };
-    Ok(summary(folder, record, metrics))
-}
-
-/// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does
-/// not say.
-pub fn recipe_of(folder: &Path) -> Option<String> {
-    read_record(folder).ok().map(|record| record.config)
-}
-
-/// Sums over the records of a metrics file, and its last ones.
-#[derive(Debug, Default)]
-struct Metrics {
-    losses: CollectedLosses,
-    last_step: Option<Map<String, Value>>,
-    run: Option<String>,
-    seconds: f64,
-    tokens: f64,
-}
-
-impl Metrics {
-    fn add(&mut self, record: Map<String, Value>) {
+    drop(untrusted_io::open(&path).map_err(|error| format!("{}: {error}", path.display()))?);
+    let (mut losses, mut last, mut id) = (CollectedLosses::default(), None, None);
+    let (mut seconds, mut tokens) = (0.0, 0.0);
+    let read = each_record(&path, |record| {
         let number = |key: &str| record.get(key).and_then(Value::as_f64);
-        self.losses.add(&record);
-        self.run = record.get("run").and_then(Value::as_str).map(str::to_owned);
+        losses.add(&record);
+        id = record.get("run").and_then(Value::as_str).map(str::to_owned);
         if record.get("kind").and_then(Value::as_str) == Some("train") {
-            self.seconds += number("seconds").unwrap_or(0.0);
-            self.tokens += number("tokens_per_second").zip(number("seconds")).map_or(0.0, |(rate, time)| rate * time);
-            self.last_step = Some(record);
+            seconds += number("seconds").unwrap_or(0.0);
+            tokens += number("tokens_per_second").zip(number("seconds")).map_or(0.0, |(rate, time)| rate * time);
+            last = Some(record);
         }
-    }
-}
-
-fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
-    let Metrics { losses, last_step: last, run, seconds, tokens } = metrics;
-    let (losses, last) = (losses.finish(), last.as_ref());
+        Ok(())
+    });
+    read.map_err(|error| error.to_string())?;
+    let record = if folder.join("run.json").exists() { Some(read_record(folder)?) } else { None };
+    let losses = losses.finish();
     let best = losses.validation.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1));
-    let state = state_of(folder, record.as_ref());
     let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Run {
+    Ok(Run {
         name: record.as_ref().map_or(name, |record| record.name.clone()),
-        id: run,
+        id,
         folder: folder.to_owned(),
-        state,
-        iterations: last.and_then(|record| record.get("iteration")?.as_u64()).unwrap_or(0),
+        state: state_of(folder, record.as_ref()),
+        iterations: last.as_ref().and_then(|last| last.get("iteration")?.as_u64()).unwrap_or(0),
         train_iters: record.as_ref().map(|record| record.train_iters),
-        last_loss: last.and_then(|record| record.get("loss").cloned()),
+        last_loss: last.and_then(|mut last| last.remove("loss")),
         best_valid_loss: best.map(|best| best.1),
         best_valid_iteration: best.map(|best| best.0 as u64),
         last_valid_loss: losses.validation.last().map(|last| last.1),
@@ -240,25 +201,27 @@ fn summary(folder: &Path, record: Option<RunRecord>, metrics: Metrics) -> Run {
         why: record.as_ref().and_then(|record| record.why.clone()),
         config: record.map(|record| record.config),
         losses,
-    }
+    })
+}
+
+/// The resolved configuration, as TOML, of the run whose logs are in `folder`; `None` if that does
+/// not say.
+pub fn recipe_of(folder: &Path) -> Option<String> {
+    read_record(folder).ok().map(|record| record.config)
 }
 
 /// State of the run whose logs are in `folder`, from its `run.json` and its lock.
 pub fn state_of(folder: &Path, record: Option<&RunRecord>) -> RunState {
+    let lock = untrusted_io::open(&folder.join(".lock"));
+    let is_locked = lock.is_ok_and(|(file, _)| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)));
     match record.map(|record| record.state.as_str()) {
-        _ if is_locked(folder) => RunState::Training,
+        _ if is_locked => RunState::Training,
         Some("finished") => RunState::Finished,
         Some("stopped") => RunState::Stopped,
         Some("failed") => RunState::Failed,
         Some(_) => RunState::Killed,
         None => RunState::Unknown,
     }
-}
-
-/// True if a run holds the lock of its folder.
-fn is_locked(folder: &Path) -> bool {
-    untrusted_io::open(&folder.join(".lock"))
-        .is_ok_and(|(file, _)| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
 /// A setting in which runs differ, with its value in each of them; `None` where it is not set.
@@ -279,7 +242,8 @@ pub fn differences(runs: &[Run]) -> Vec<Difference> {
 
 /// The settings in which resolved configurations, as TOML, differ.
 pub fn differences_of_configs(configs: &[&str]) -> Vec<Difference> {
-    let settings: Vec<_> = configs.iter().map(|config| settings(config)).collect();
+    let by_path = |config: &&str| settings(config, ".").into_iter().map(|(path, value)| (path, value.to_string()));
+    let settings: Vec<BTreeMap<_, _>> = configs.iter().map(|config| by_path(config).collect()).collect();
     let keys: BTreeSet<&String> = settings.iter().flat_map(|settings| settings.keys()).collect();
     let of_key = |key: &String| Difference {
         key: key.clone(),
@@ -289,21 +253,22 @@ pub fn differences_of_configs(configs: &[&str]) -> Vec<Difference> {
     keys.into_iter().map(of_key).filter(differs).collect()
 }
 
-/// All settings of a configuration by dotted path. A text that is no TOML has none.
-fn settings(config: &str) -> std::collections::BTreeMap<String, String> {
-    let mut settings = std::collections::BTreeMap::new();
-    if let Ok(table) = config.parse::<toml::Table>() {
-        flatten("", &table, &mut settings);
+/// All settings of a configuration with their paths, of which `separator` joins the names. A text
+/// that is no TOML has none.
+pub(super) fn settings(config: &str, separator: &str) -> Vec<(String, toml::Value)> {
+    let mut settings = Vec::new();
+    if let Ok(table) = config.parse() {
+        flatten("", table, separator, &mut settings);
     }
     settings
 }
 
-fn flatten(prefix: &str, table: &toml::Table, settings: &mut std::collections::BTreeMap<String, String>) {
+fn flatten(prefix: &str, table: toml::Table, separator: &str, settings: &mut Vec<(String, toml::Value)>) {
     for (key, value) in table {
-        let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
+        let path = if prefix.is_empty() { key } else { format!("{prefix}{separator}{key}") };
         match value {
-            toml::Value::Table(table) => flatten(&path, table, settings),
-            value => drop(settings.insert(path, value.to_string())),
+            toml::Value::Table(table) => flatten(&path, table, separator, settings),
+            value => settings.push((path, value)),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use bridge_data::untrusted_io;
 
+use super::files::FileError;
 use super::record::{LogLevel, Record, RunEnd, RunStart, SaveRecord, Split};
 use bridge_config::RunConfig;
 
@@ -18,6 +19,11 @@ pub struct Deferred(pub String);
 /// Takes what a run tells. Sinks are served on rank 0 only, on the training thread: those of the
 /// recipe in the order of their list, then those that the program hands in, the console last. Every
 /// method does nothing by default.
+///
+/// # Errors
+/// After an error of [`Self::on_run_start`] the run does not begin, unless the error is
+/// [`Deferred`], which is a warning. Errors of all other methods are reported and counted, and the
+/// run goes on.
 pub trait Sink: Send {
     /// Name of the destination, for messages about failures.
     fn name(&self) -> &str;
@@ -29,41 +35,26 @@ pub trait Sink: Send {
     }
 
     /// Training is about to begin.
-    ///
-    /// # Errors
-    /// The run does not begin, unless the error is [`Deferred`], which is a warning.
     fn on_run_start(&mut self, _start: &RunStart) -> Result<(), SinkError> {
         Ok(())
     }
 
     /// A line of text.
-    ///
-    /// # Errors
-    /// Counted; the run goes on, as after all errors of the methods below.
     fn on_line(&mut self, _level: LogLevel, _text: &str) -> Result<(), SinkError> {
         Ok(())
     }
 
     /// A text that people rarely read, such as the times of a save.
-    ///
-    /// # Errors
-    /// As of lines, which it is taken for where nothing else is said.
     fn on_details(&mut self, text: &str) -> Result<(), SinkError> {
         self.on_line(LogLevel::Info, text)
     }
 
     /// The settings that differ from the defaults, before training.
-    ///
-    /// # Errors
-    /// As of details, which it is taken for where nothing else is said.
     fn on_configuration(&mut self, text: &str) -> Result<(), SinkError> {
         self.on_details(text)
     }
 
     /// A step or an evaluation is done.
-    ///
-    /// # Errors
-    /// Told and counted.
     fn on_record(&mut self, _record: &Record) -> Result<(), SinkError> {
         Ok(())
     }
@@ -72,18 +63,12 @@ pub trait Sink: Send {
     fn on_evaluating(&mut self, _text: &str) {}
 
     /// A checkpoint was saved, or begun to be.
-    ///
-    /// # Errors
-    /// Told and counted.
     fn on_save(&mut self, _save: &SaveRecord) -> Result<(), SinkError> {
         Ok(())
     }
 
     /// A temporary save was made, from which a run that is killed goes on: what waits of the
     /// iterations before is written.
-    ///
-    /// # Errors
-    /// Told and counted.
     fn on_temporary_save(&mut self) -> Result<(), SinkError> {
         Ok(())
     }
@@ -92,9 +77,6 @@ pub trait Sink: Send {
     fn on_train_end(&mut self) {}
 
     /// The run is over: what is left is written.
-    ///
-    /// # Errors
-    /// Told and counted.
     fn on_run_end(&mut self, _end: &mut RunEnd) -> Result<(), SinkError> {
         Ok(())
     }
@@ -147,22 +129,12 @@ impl MadeAgain {
 /// Why a sink could not be opened. The run does not begin.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A file cannot be written.
-    #[error("{what}: {source}")]
-    Log {
-        /// Name of the output.
-        what: String,
-        /// Why.
-        source: SinkError,
-    },
+    /// An output cannot be written.
+    #[error("{0}: {1}")]
+    Log(String, #[source] SinkError),
     /// An earlier run's output is damaged, or not a file.
-    #[error("{what}: {source}")]
-    Damaged {
-        /// Name of the output.
-        what: String,
-        /// Why.
-        source: SinkError,
-    },
+    #[error("{0}: {1}")]
+    Damaged(String, #[source] SinkError),
     /// A setting cannot be followed.
     #[error("{key}: {message}")]
     Setting {
@@ -177,12 +149,15 @@ impl OpenError {
     /// `what` cannot be written: the machine is at fault, or what is in its place.
     pub fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
         let (what, source) = (what.into(), error.into());
-        if is_refused(source.as_ref()) { Self::Damaged { what, source } } else { Self::Log { what, source } }
+        if is_refused(source.as_ref()) { Self::Damaged(what, source) } else { Self::Log(what, source) }
     }
 
-    /// The records of an earlier run in `what` are damaged.
-    pub fn damaged(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
-        Self::Damaged { what: what.into(), source: error.into() }
+    /// As [`Self::log`]; an earlier run's damaged file is a file that has to be moved away.
+    pub(super) fn file(what: impl Into<String>, error: FileError) -> Self {
+        match error {
+            FileError::Damaged(_) => Self::Damaged(what.into(), error.into()),
+            FileError::Io(..) => Self::log(what, error),
+        }
     }
 }
 

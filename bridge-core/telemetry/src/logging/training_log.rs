@@ -1,6 +1,8 @@
 //! Losses accumulated over a log interval, and how numbers are written for people. It measures
 //! nothing.
 
+use super::numbers::with_exponent;
+
 /// Outcome of the optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
@@ -15,9 +17,8 @@ pub enum StepOutcome {
 pub struct TrainingLog {
     /// Name, sum over advanced iterations, last value seen.
     losses: Vec<(String, f64, f64)>,
-    advanced_iterations: u64,
-    skipped_iterations: u64,
-    nan_iterations: u64,
+    /// The interval so far, but for the averages.
+    interval: IntervalLosses,
 }
 
 /// Sums that [`TrainingLog`] has gathered over an interval.
@@ -56,26 +57,22 @@ impl TrainingLog {
                 None => self.losses.push((name.to_owned(), summand, value)),
             }
         }
-        self.nan_iterations += u64::from(!is_finite);
+        self.interval.nan_iterations += u64::from(!is_finite);
         match outcome {
-            StepOutcome::Advanced => self.advanced_iterations += 1,
-            StepOutcome::Skipped => self.skipped_iterations += 1,
+            StepOutcome::Advanced => self.interval.advanced_iterations += 1,
+            StepOutcome::Skipped => self.interval.skipped_iterations += 1,
         }
     }
 
     /// Takes the interval and starts the next one.
     pub fn drain(&mut self) -> IntervalLosses {
-        let log = std::mem::take(self);
-        let average = |sum: f64, last: f64| match log.advanced_iterations {
+        let Self { losses, interval } = std::mem::take(self);
+        let average = |sum: f64, last: f64| match interval.advanced_iterations {
             0 => last,
             advanced => sum / advanced as f64,
         };
-        IntervalLosses {
-            averages: log.losses.into_iter().map(|(name, sum, last)| (name, average(sum, last))).collect(),
-            advanced_iterations: log.advanced_iterations,
-            skipped_iterations: log.skipped_iterations,
-            nan_iterations: log.nan_iterations,
-        }
+        let averages = losses.into_iter().map(|(name, sum, last)| (name, average(sum, last))).collect();
+        IntervalLosses { averages, ..interval }
     }
 }
 
@@ -84,19 +81,7 @@ pub const GIB: f64 = (1u64 << 30) as f64;
 
 /// `1.000000E-04`: a mantissa with six decimals, an exponent with sign and at least two digits.
 pub fn scientific(value: f64) -> String {
-    if !value.is_finite() {
-        return if value.is_nan() {
-            "nan".into()
-        } else if value > 0.0 {
-            "inf".into()
-        } else {
-            "-inf".into()
-        };
-    }
-    let text = format!("{value:.6E}");
-    let (mantissa, exponent) = text.split_once('E').unwrap_or((&text, "0"));
-    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-    format!("{mantissa}E{sign}{digits:0>2}")
+    with_exponent(value, 6).replace('e', "E")
 }
 
 /// Losses above this count as this much in a perplexity, which keeps it printable.

@@ -1,17 +1,16 @@
 //! Drawing of a chart as SVG and PNG. No system fonts or C libraries are needed; the font comes
 //! with a crate.
 
-use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
-use bridge_data::untrusted_io;
 use plotters::coord::types::RangedCoordf64;
 use plotters::prelude::*;
 use plotters::style::{RGBColor, register_font};
 
 use super::{Chart, PlotError, Series};
 use crate::logging::curves::{Curve, thinned};
+use crate::logging::files::{FileError, replace};
 
 const WIDTH: u32 = 960;
 const HEIGHT: u32 = 560;
@@ -44,25 +43,17 @@ impl Chart {
         self.write_png(&stem.with_extension("png"))
     }
 
-    /// Writes an SVG file.
-    ///
-    /// # Errors
-    /// No finite point, or file errors.
-    pub fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
+    fn write_svg(&self, path: &Path) -> Result<(), PlotError> {
         let drawn = Drawn::new(self)?;
         let mut svg = String::new();
         {
             let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT)).into_drawing_area();
             drawn.draw(&root, 1).map_err(draw_error(path))?;
         }
-        replace(path, svg.as_bytes())
+        Ok(replace(path, svg.as_bytes()).map_err(FileError::of(path))?)
     }
 
-    /// Writes a PNG file.
-    ///
-    /// # Errors
-    /// No finite point, or file errors.
-    pub fn write_png(&self, path: &Path) -> Result<(), PlotError> {
+    fn write_png(&self, path: &Path) -> Result<(), PlotError> {
         let drawn = Drawn::new(self)?;
         let (width, height) = (WIDTH * SUPERSAMPLING, HEIGHT * SUPERSAMPLING);
         let mut pixels = vec![255; (width * height * 3) as usize];
@@ -71,24 +62,13 @@ impl Chart {
             drawn.draw(&root, SUPERSAMPLING).map_err(draw_error(path))?;
         }
         let png = encode_png(&average_down(&pixels)).map_err(|error| draw_error(path)(error.to_string()))?;
-        replace(path, &png)
+        Ok(replace(path, &png).map_err(FileError::of(path))?)
     }
 }
 
 fn draw_error(path: &Path) -> impl FnOnce(String) -> PlotError {
     let path = path.to_owned();
-    move |reason| PlotError::Draw { path, reason }
-}
-
-/// Writes the file in one step, because a viewer may have it open.
-fn replace(path: &Path, bytes: &[u8]) -> Result<(), PlotError> {
-    let write = || {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
-        untrusted_io::replace(path, bytes)
-    };
-    write().map_err(|source| PlotError::Io { path: path.to_owned(), source })
+    move |reason| PlotError::Draw(path, reason)
 }
 
 /// The means of `SUPERSAMPLING` x `SUPERSAMPLING` blocks, three bytes a pixel.
@@ -242,7 +222,7 @@ fn decimals(range: &Range<f64>) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
+    use std::{fs, io};
 
     use super::super::Colour;
     use super::*;

@@ -5,12 +5,12 @@
 #[cfg(feature = "plots")]
 mod draw;
 
-use std::io;
 #[cfg(not(feature = "plots"))]
 use std::path::Path;
 use std::path::PathBuf;
 
 use super::curves::Curve;
+use super::files::FileError;
 
 /// True if this build can draw.
 pub const CAN_DRAW: bool = cfg!(feature = "plots");
@@ -60,22 +60,12 @@ pub enum PlotError {
         /// Points given.
         points: usize,
     },
-    /// Drawing failed.
-    #[error("cannot draw {}: {reason}", path.display())]
-    Draw {
-        /// The file.
-        path: PathBuf,
-        /// Message of the drawing library.
-        reason: String,
-    },
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    /// Drawing a file failed, with a message of the drawing library.
+    #[error("cannot draw {}: {}", .0.display(), .1)]
+    Draw(PathBuf, String),
+    /// The picture cannot be written.
+    #[error(transparent)]
+    File(#[from] FileError),
 }
 
 #[cfg(not(feature = "plots"))]

@@ -2,7 +2,7 @@
 //! directory, and both are written at once.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -18,8 +18,8 @@ const CENTRAL: u32 = 0x0201_4b50;
 const END: u32 = 0x0605_4b50;
 const DESCRIPTOR: u32 = 0x0807_4b50;
 const END_BYTES: u64 = 22;
-const CENTRAL_BYTES: usize = 46;
 const LOCAL_BYTES: u64 = 30;
+const DESCRIPTOR_BYTES: i64 = 16;
 
 /// Names are UTF-8; sizes follow the data.
 const UTF8: u16 = 1 << 11;
@@ -27,8 +27,8 @@ const SIZES_FOLLOW: u16 = 1 << 3;
 /// 1 January 1980: when is in the messages.
 const DATE: u16 = 1 << 5 | 1;
 
-/// The largest directory that is read.
-const LARGEST_DIRECTORY: u64 = 1 << 20;
+/// The largest file about the run that is read.
+const LARGEST_EXPERIMENT: u64 = 1 << 20;
 
 /// A file in the archive.
 #[derive(Clone, Debug)]
@@ -43,16 +43,14 @@ struct Entry {
 /// A file to be added.
 #[derive(Clone, Debug)]
 pub(in crate::logging) struct Asset {
-    /// Name in the archive.
     pub name: String,
-    /// Content of the file.
     pub content: Vec<u8>,
 }
 
 /// An archive that grows by messages.
 #[derive(Debug)]
 pub(in crate::logging) struct Archive {
-    file: File,
+    pub(super) file: File,
     /// Files before the messages.
     entries: Vec<Entry>,
     /// Start and end of the messages.
@@ -79,7 +77,7 @@ impl Archive {
         let (end, checksum) = (bytes.len() as u64, Hasher::new());
         let mut archive = Self { file, entries, messages, end: 0, checksum, tail: Vec::new() };
         // A write that fails leaves an empty file, which is not an archive.
-        let tail = archive.tail_of(end, &archive.checksum.clone(), &[], experiment)?;
+        let tail = archive.tail_of(end, &archive.checksum, &[], experiment)?;
         bytes.extend_from_slice(&tail);
         archive.file.write_all_at(&bytes, 0)?;
         (archive.end, archive.tail) = (end, tail);
@@ -135,97 +133,68 @@ impl Archive {
     /// Cuts the messages of an earlier job's archive from the first line on that is not to be kept,
     /// with the files behind them.
     pub fn cut(path: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
-        let (input, length) = untrusted_io::open(path)?;
-        let entries = directory(&input, length)?;
-        let find = |name: &str| entries.iter().find(|entry| entry.name == name).ok_or_else(|| damaged(name));
-        let (messages, experiment) = (find(MESSAGES)?, find(EXPERIMENT)?);
-        let content = content(&input, experiment)?;
-        let begin = messages.offset + LOCAL_BYTES + MESSAGES.len() as u64;
-        let (mut end, mut checksum, mut is_cut) = (begin, Hasher::new(), false);
-        let mut reader = BufReader::new(At { file: &input, at: begin }.take(messages.size));
-        let mut line = String::new();
-        while reader.read_line(&mut line)? > 0 {
-            if !is_kept(&line) {
-                is_cut = true;
-                break;
-            }
-            end += line.len() as u64;
-            checksum.update(line.as_bytes());
-            line.clear();
+        let (found, length) = untrusted_io::open(path)?;
+        let mut last = [0; END_BYTES as usize];
+        found.read_exact_at(&mut last, length.checked_sub(END_BYTES).ok_or_else(|| damaged("end"))?)?;
+        if u32_at(&last, 0) != END {
+            return Err(damaged("end"));
         }
+        let (mut input, mut experiment, mut is_cut) = (BufReader::new(found.try_clone()?), None, false);
+        let mut archive =
+            Self { file: found, entries: Vec::new(), messages: 0, end: 0, checksum: Hasher::new(), tail: Vec::new() };
+        while let Some(entry) = next_entry(&mut input)? {
+            match entry.name.as_str() {
+                MESSAGES => {
+                    (archive.messages, archive.end) = (entry.offset, input.stream_position()?);
+                    // Messages are JSON objects: none begins like the sizes behind them.
+                    while input.fill_buf()?.first().is_some_and(|byte| *byte != DESCRIPTOR as u8) {
+                        let mut line = String::new();
+                        input.read_line(&mut line)?;
+                        is_cut |= !is_kept(&line);
+                        if !is_cut {
+                            archive.end += line.len() as u64;
+                            archive.checksum.update(line.as_bytes());
+                        }
+                    }
+                    input.seek_relative(DESCRIPTOR_BYTES)?;
+                }
+                EXPERIMENT if entry.size <= LARGEST_EXPERIMENT => {
+                    let mut content = vec![0; entry.size as usize];
+                    input.read_exact(&mut content)?;
+                    experiment = String::from_utf8(content).ok();
+                }
+                _ => {
+                    input.seek_relative(entry.size as i64)?;
+                    // Files before the messages stay.
+                    archive.entries.extend((archive.end == 0).then_some(entry));
+                }
+            }
+        }
+        let experiment = experiment.filter(|_| archive.end > 0).ok_or_else(|| damaged("content"))?;
         if !is_cut {
             return Ok(());
         }
-        let before: Vec<Entry> = entries.iter().filter(|entry| entry.offset < messages.offset).cloned().collect();
+        let tail = archive.tail_of(archive.end, &archive.checksum, &[], &experiment)?;
         let file = OpenOptions::new().write(true).open(path)?;
-        let mut archive = Self {
-            file,
-            entries: before,
-            messages: messages.offset,
-            end,
-            checksum: checksum.clone(),
-            tail: Vec::new(),
-        };
-        archive.tail = archive.tail_of(end, &checksum, &[], &content)?;
-        archive.file.write_all_at(&archive.tail, end)?;
-        archive.file.set_len(end + archive.tail.len() as u64)
+        file.write_all_at(&tail, archive.end)?;
+        file.set_len(archive.end + tail.len() as u64)
     }
 }
 
-#[cfg(test)]
-impl Archive {
-    /// The file that is written.
-    pub fn file_mut(&mut self) -> &mut File {
-        &mut self.file
+/// The header of the next file in an archive; `None` behind the last one.
+fn next_entry(input: &mut BufReader<File>) -> io::Result<Option<Entry>> {
+    let offset = input.stream_position()?;
+    let mut header = [0; LOCAL_BYTES as usize];
+    input.read_exact(&mut header)?;
+    if u32_at(&header, 0) != LOCAL {
+        return Ok(None);
     }
-}
-
-/// Reads a file from a place on.
-struct At<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for At<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let read = self.file.read_at(bytes, self.at)?;
-        self.at += read as u64;
-        Ok(read)
-    }
-}
-
-/// The files of an archive.
-fn directory(file: &File, length: u64) -> io::Result<Vec<Entry>> {
-    let mut last = [0; END_BYTES as usize];
-    file.read_exact_at(&mut last, length.checked_sub(END_BYTES).ok_or_else(|| damaged("end"))?)?;
-    if u32_at(&last, 0) != END {
-        return Err(damaged("end"));
-    }
-    let (size, offset) = (u64::from(u32_at(&last, 12)), u64::from(u32_at(&last, 16)));
-    if size > LARGEST_DIRECTORY {
-        return Err(damaged("directory"));
-    }
-    let mut bytes = vec![0; size as usize];
-    file.read_exact_at(&mut bytes, offset)?;
-    let (mut entries, mut rest) = (Vec::new(), bytes.as_slice());
-    while rest.len() >= CENTRAL_BYTES && u32_at(rest, 0) == CENTRAL {
-        let [name, extra, comment] = [28, 30, 32].map(|at| usize::from(u16_at(rest, at)));
-        let text = rest.get(CENTRAL_BYTES..CENTRAL_BYTES + name).ok_or_else(|| damaged("directory"))?;
-        let (size, offset) = (u32_at(rest, 24).into(), u32_at(rest, 42).into());
-        let name_text = String::from_utf8_lossy(text).into_owned();
-        entries.push(Entry { name: name_text, flags: u16_at(rest, 8), checksum: u32_at(rest, 16), size, offset });
-        rest = rest.get(CENTRAL_BYTES + name + extra + comment..).unwrap_or_default();
-    }
-    Ok(entries)
-}
-
-fn content(file: &File, entry: &Entry) -> io::Result<String> {
-    if entry.size > LARGEST_DIRECTORY {
-        return Err(damaged(&entry.name));
-    }
-    let mut bytes = vec![0; entry.size as usize];
-    file.read_exact_at(&mut bytes, entry.offset + LOCAL_BYTES + entry.name.len() as u64)?;
-    String::from_utf8(bytes).map_err(|_| damaged(&entry.name))
+    let mut name = vec![0; usize::from(u16_at(&header, 26))];
+    input.read_exact(&mut name)?;
+    input.seek_relative(u16_at(&header, 28).into())?;
+    let name = String::from_utf8_lossy(&name).into_owned();
+    let (flags, checksum, size) = (u16_at(&header, 6), u32_at(&header, 14), u32_at(&header, 22).into());
+    Ok(Some(Entry { name, flags, checksum, size, offset }))
 }
 
 fn damaged(what: &str) -> io::Error {

@@ -19,13 +19,11 @@ fn identifier(parts: &[&str]) -> String {
 pub(in crate::logging) struct Experiment {
     /// Key of the experiment, which a resumed run keeps.
     pub key: String,
-    /// The project.
     pub project: String,
     /// The workspace; the default one where it is not given.
     pub workspace: Option<String>,
-    /// Tags of the experiment.
     pub tags: Vec<String>,
-    /// When it began: milliseconds since 1970.
+    /// Milliseconds since 1970.
     pub start: u64,
     /// Why it failed.
     pub failure: Option<String>,

@@ -119,10 +119,10 @@ fn an_archive_that_cannot_grow_stays_as_it_is() {
     let mut archive = Archive::create(&path, &[asset("r", "x")], "{}").unwrap();
     archive.add(b"1\n", &[], "{}").unwrap();
     let before = std::fs::read(&path).unwrap();
-    let file = std::mem::replace(archive.file_mut(), OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let file = std::mem::replace(&mut archive.file, OpenOptions::new().write(true).open("/dev/full").unwrap());
     assert!(archive.add(b"2\n", &[], "{}").unwrap_err().to_string().contains("space"));
     assert_eq!(std::fs::read(&path).unwrap(), before);
-    *archive.file_mut() = file;
+    archive.file = file;
     archive.add(b"3\n", &[], "{}").unwrap();
     assert_eq!(unpack(&path)["messages.json"], b"1\n3\n");
     assert!(Archive::create(&path, &[], "{}").is_err(), "an archive is not overwritten");

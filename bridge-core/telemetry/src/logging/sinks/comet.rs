@@ -6,11 +6,12 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use bridge_data::untrusted_io;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::tracked::{self, Lazily, now};
 use crate::logging::comet::{Archive, Asset, Experiment, Messages, key_of, step_of_line};
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord};
+use crate::logging::runs::settings;
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
 const NAME: &str = "Comet";
@@ -90,25 +91,21 @@ fn begin(name: &str, recipe: &str, experiment: &Experiment) -> Messages {
     messages.other("offline_experiment", true);
     messages.other("Name", name);
     messages.other("hasNestedParams", true);
-    let table: toml::Table = recipe.parse().unwrap_or_default();
-    parameters(&mut messages, experiment.start, "", &table);
+    // Comet has nested settings with a bar between the names.
+    for (name, value) in settings(recipe, "|") {
+        messages.parameter(experiment.start, &name, parameter(value));
+    }
     messages.file(experiment.start, 0, &experiment.key, "recipe.toml", "recipe.toml");
     messages
 }
 
-/// Settings by name: those of sections as Comet has nested ones, with a bar between the names.
-fn parameters(messages: &mut Messages, time: u64, prefix: &str, table: &toml::Table) {
-    for (key, value) in table {
-        let name = if prefix.is_empty() { key.clone() } else { format!("{prefix}|{key}") };
-        match value {
-            toml::Value::Table(table) => parameters(messages, time, &name, table),
-            toml::Value::String(text) => messages.parameter(time, &name, text.as_str().into()),
-            toml::Value::Integer(number) => messages.parameter(time, &name, (*number).into()),
-            toml::Value::Boolean(is_so) => messages.parameter(time, &name, (*is_so).into()),
-            toml::Value::Float(number) if number.is_finite() => messages.parameter(time, &name, (*number).into()),
-            other => messages.parameter(time, &name, Value::from(other.to_string())),
-        }
-    }
+/// A setting as Comet takes it: what JSON cannot write is a text.
+fn parameter(value: toml::Value) -> Value {
+    let is_text = match &value {
+        toml::Value::Float(number) => !number.is_finite(),
+        value => value.is_array() || value.is_datetime(),
+    };
+    if is_text { value.to_string().into() } else { json!(value) }
 }
 
 /// The archive of a job: the first free name. Steps that the run does again are cut from those of
@@ -285,7 +282,7 @@ mod tests {
             Record { kind: RecordKind::Train, iteration: 1, consumed_samples: 1, ends_interval: true, figures };
         assert!(sink.on_record(&record).unwrap_err().to_string().contains("/comet: "));
         std::fs::remove_file(folder.path().join("comet")).unwrap();
-        sink.archive.try_again();
+        sink.archive = Lazily::default();
         train(&mut sink, 2..=2);
         assert_eq!(losses(&folder.path().join("comet").join(format!("{}.zip", key_of("a")))), [(2, 0.5)]);
     }

@@ -3,7 +3,7 @@
 
 use anstyle::{AnsiColor, Style};
 
-use crate::logging::record::{Figure, LogLevel, Occasion, Part, Record, RecordKind, Split};
+use crate::logging::record::{Figure, LogLevel, Occasion, Record, RecordKind, Split};
 use crate::logging::terminal::{Column, folded, highlighted, in_columns, painted};
 
 /// Figures of an interval that the line before the log line repeats.
@@ -57,11 +57,11 @@ pub(super) fn short_message(level: LogLevel, text: &str, width: usize) -> String
 /// The figures that have a part of the line, in the order of these parts.
 pub(super) fn in_order<'a, T>(
     figures: &'a [Figure],
-    part: impl Fn(&'a Figure) -> Option<&'a Part<T>>,
+    part: impl Fn(&'a Figure) -> Option<&'a (u8, T)>,
 ) -> Vec<(&'a Figure, &'a T)> {
     let mut parts: Vec<_> = figures.iter().filter_map(|figure| Some((figure, part(figure)?))).collect();
-    parts.sort_by_key(|(_, part)| part.place);
-    parts.into_iter().map(|(figure, part)| (figure, &part.content)).collect()
+    parts.sort_by_key(|(_, (place, _))| *place);
+    parts.into_iter().map(|(figure, (_, content))| (figure, content)).collect()
 }
 
 /// Speed of the steps of an interval, if it is known; it precedes [`step`], as a message.

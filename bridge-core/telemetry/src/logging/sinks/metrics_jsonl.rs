@@ -1,7 +1,6 @@
 //! `metrics.jsonl`: one JSON object a line, each iteration once, also after a crash and a resume.
 //! The file belongs to one run, whose name is in every line; another run's file is kept beside it.
 
-use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::os::unix::fs::FileTypeExt;
@@ -10,6 +9,7 @@ use std::path::{Path, PathBuf};
 use bridge_data::untrusted_io;
 use serde_json::{Map, Value};
 
+use crate::logging::files::{FileError, append_whole, set_aside};
 use crate::logging::json_value::{MetricValue, fields_to_json};
 use crate::logging::record::Occasion::AfterTraining;
 use crate::logging::record::{Record, RecordKind, Split};
@@ -23,11 +23,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         return Ok(None);
     }
     let file = MetricsFile::resume(&logger.log_dir.join(NAME), context.run, context.iteration, context.again);
-    let file = file.map_err(|error| match error {
-        MetricsFileError::Line { .. } => OpenError::damaged(NAME, error),
-        MetricsFileError::Io { .. } => OpenError::log(NAME, error),
-    });
-    Ok(Some(Box::new(file?)))
+    Ok(Some(Box::new(file.map_err(|error| OpenError::file(NAME, error))?)))
 }
 
 impl Sink for MetricsFile {
@@ -55,34 +51,6 @@ impl Sink for MetricsFile {
     }
 }
 
-/// A metrics file that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum MetricsFileError {
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A line, not the last one, that is no record.
-    #[error("{}, line {line}: {reason}; remove the line or move the file away", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Line number, counted from 1.
-        line: usize,
-        /// Description of the fault.
-        reason: String,
-    },
-}
-
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> MetricsFileError {
-    let path = path.to_owned();
-    move |source| MetricsFileError::Io { path, source }
-}
-
 /// The key of the run's name.
 const RUN: &str = "run";
 
@@ -108,19 +76,21 @@ impl MetricsFile {
     /// last line that an interrupted run left torn. Evaluations after the last iteration that the
     /// run makes `again` are dropped too. The file is replaced in one step, so nothing is lost if
     /// this is interrupted too.
-    ///
-    /// # Errors
-    /// File errors, or a damaged line before the last.
     pub fn resume(
         path: &Path,
         run: &str,
         completed_iterations: u64,
         again: Option<MadeAgain>,
-    ) -> Result<Self, MetricsFileError> {
+    ) -> Result<Self, FileError> {
         if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder).map_err(io_error(folder))?;
+            fs::create_dir_all(folder).map_err(FileError::of(folder))?;
         }
-        let owner = last_owner(path)?;
+        // Name of the run that wrote the last record, if there is a record and it says.
+        let mut owner = None;
+        each_record(path, |record| {
+            owner = Some(record.get(RUN).and_then(Value::as_str).map(str::to_owned));
+            Ok(())
+        })?;
         let is_own = match &owner {
             None => true,
             Some(None) => completed_iterations > 0,
@@ -128,8 +98,9 @@ impl MetricsFile {
         };
         if !is_own {
             let owner = owner.flatten().unwrap_or_else(|| "earlier".into());
-            set_aside(path, &owner).map_err(io_error(path))?;
-            set_pictures_aside(path, &owner).map_err(io_error(path))?;
+            let pictures = ["loss.svg", "loss.png"].map(|name| path.with_file_name(name));
+            let mut files = pictures.iter().filter(|picture| picture.is_file()).map(PathBuf::as_path).chain([path]);
+            files.try_for_each(|file| set_aside(file, &owner)).map_err(FileError::of(path))?;
         }
         let mut kept = Kept { completed_iterations, again, earlier: None, validations: 0 };
         let mut counted = kept.clone();
@@ -147,35 +118,26 @@ impl MetricsFile {
                 let mut out = BufWriter::new(file);
                 each_line(path, |line, record| {
                     if record.is_some_and(|record| kept.keeps(&record)) {
-                        out.write_all(whole(line)).and_then(|()| out.write_all(b"\n")).map_err(io_error(path))?;
+                        out.write_all(whole(line)).and_then(|()| out.write_all(b"\n")).map_err(FileError::of(path))?;
                     }
                     Ok(())
                 })
                 .map_err(io::Error::other)?;
                 out.flush()
             });
-            written.map_err(io_error(path))?;
+            written.map_err(FileError::of(path))?;
         }
-        let file = untrusted_io::append(path).map_err(io_error(path))?;
+        let file = untrusted_io::append(path).map_err(FileError::of(path))?;
         Ok(Self { path: path.to_owned(), run: run.to_owned(), file, completed_iterations, earlier })
     }
 
-    /// As [`resume`](Self::resume), for a run that makes nothing again.
-    #[cfg(test)]
-    pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, MetricsFileError> {
-        Self::resume(path, run, completed_iterations, None)
-    }
-
     /// Appends a record. Whole lines reach the operating system, so another process can follow the
-    /// file.
-    ///
-    /// # Errors
-    /// File errors. The file has no part of the record then, and further ones can be tried.
-    pub fn write(&mut self, fields: &[(String, MetricValue)]) -> Result<(), MetricsFileError> {
+    /// file. After an error the file has no part of the record, and further ones can be tried.
+    pub fn write(&mut self, fields: &[(String, MetricValue)]) -> Result<(), FileError> {
         let run = (RUN.to_owned(), self.run.as_str().into());
         let mut line = fields_to_json(&[fields, &[run]].concat());
         line.push('\n');
-        append_whole(&mut self.file, line.as_bytes()).map_err(io_error(&self.path))
+        append_whole(&mut self.file, line.as_bytes()).map_err(FileError::of(&self.path))
     }
 }
 
@@ -212,78 +174,18 @@ impl Kept {
     }
 }
 
-/// Name of the run that wrote the last record of a file, if it says; `None` for a file without
-/// records.
-fn last_owner(path: &Path) -> Result<Option<Option<String>>, MetricsFileError> {
-    let mut owner = None;
-    each_record(path, |record| {
-        owner = Some(record.get(RUN).and_then(Value::as_str).map(str::to_owned));
-        Ok(())
-    })?;
-    Ok(owner)
-}
-
-/// Renames the pictures of the curves beside a metrics file that was renamed.
-fn set_pictures_aside(path: &Path, owner: &str) -> io::Result<()> {
-    for name in ["loss.svg", "loss.png"] {
-        let picture = path.with_file_name(name);
-        if picture.is_file() {
-            set_aside(&picture, owner)?;
-        }
-    }
-    Ok(())
-}
-
 /// The split that a record is an evaluation of.
 fn split_of(record: &Map<String, Value>) -> Option<Split> {
     let kind = record.get("kind")?.as_str()?;
     [Split::Valid, Split::Test].into_iter().find(|split| RecordKind::Evaluation(*split, AfterTraining).name() == kind)
 }
 
-/// Renames a file after the run whose records it has, without replacing any file.
-pub(super) fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
-    // What a file says is no path.
-    let owner: String = owner.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(100).collect();
-    for number in 1.. {
-        let suffix = if number == 1 { String::new() } else { format!("-{number}") };
-        let part = |part: Option<&OsStr>| part.map(|part| part.to_string_lossy().into_owned()).unwrap_or_default();
-        let (stem, extension) = (part(path.file_stem()), part(path.extension()));
-        let kept = path.with_file_name(format!("{stem}-{owner}{suffix}.{extension}"));
-        // A link is made only where there is no file of that name.
-        match fs::hard_link(path, &kept) {
-            Ok(()) => return fs::remove_file(path),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            // Not every file system has links.
-            Err(_) if !kept.exists() => return fs::rename(path, &kept),
-            Err(error) => return Err(error),
-        }
-    }
-    unreachable!("some number is free")
-}
-
-/// All records of a metrics file; a torn last line is left out.
-///
-/// # Errors
-/// File errors, or a damaged line before the last.
-#[cfg(test)]
-pub fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, MetricsFileError> {
-    let mut records = Vec::new();
-    each_record(path, |record| {
-        records.push(record);
-        Ok(())
-    })?;
-    Ok(records)
-}
-
 /// Hands over the records of a metrics file one by one; a torn last line is left out. A file that
 /// does not exist has none.
-///
-/// # Errors
-/// File errors, a damaged line before the last, and those of `take`.
 pub fn each_record(
     path: &Path,
-    mut take: impl FnMut(Map<String, Value>) -> Result<(), MetricsFileError>,
-) -> Result<(), MetricsFileError> {
+    mut take: impl FnMut(Map<String, Value>) -> Result<(), FileError>,
+) -> Result<(), FileError> {
     each_line(path, |_, record| record.map_or(Ok(()), &mut take))
 }
 
@@ -294,20 +196,20 @@ const LONGEST_LINE: u64 = 16 << 20;
 /// for a torn last line. One line is in memory at a time.
 fn each_line(
     path: &Path,
-    mut take: impl FnMut(&[u8], Option<Map<String, Value>>) -> Result<(), MetricsFileError>,
-) -> Result<(), MetricsFileError> {
+    mut take: impl FnMut(&[u8], Option<Map<String, Value>>) -> Result<(), FileError>,
+) -> Result<(), FileError> {
     // Nothing that was written to a device without an end can be read back.
     let is_device = |path: &Path| fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
     let file = match untrusted_io::open(path) {
         Ok((file, _)) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound || is_device(path) => return Ok(()),
-        Err(error) => return Err(io_error(path)(error)),
+        Err(error) => return Err(FileError::of(path)(error)),
     };
     let mut reader = BufReader::with_capacity(1 << 16, file);
     let mut line = Vec::new();
     for number in 1.. {
         line.clear();
-        let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(io_error(path))?;
+        let length = reader.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(FileError::of(path))?;
         if length == 0 {
             break;
         }
@@ -317,8 +219,9 @@ fn each_line(
             Ok(record) => take(&line, Some(record))?,
             Err(_) if is_last => take(&line, None)?,
             Err(error) => {
-                let (path, reason) = (path.to_owned(), format!("no JSON object: {error}"));
-                return Err(MetricsFileError::Line { path, line: number, reason });
+                let place = format!("{}, line {number}", path.display());
+                let message = format!("{place}: no JSON object: {error}; remove the line or move the file away");
+                return Err(FileError::Damaged(message));
             }
         }
     }
@@ -330,21 +233,26 @@ fn whole(line: &[u8]) -> &[u8] {
     line.strip_suffix(b"\n").unwrap_or(line)
 }
 
-/// Appends `bytes` to a file that is open for appending, or nothing: a disk may have room for a
-/// part of them.
-pub(super) fn append_whole(file: &mut File, bytes: &[u8]) -> io::Result<()> {
-    let length = file.metadata()?.len();
-    let written = file.write_all(bytes).and_then(|()| file.flush());
-    if written.is_err() {
-        // A device has no length. Where a file keeps the part, a reader finds the line torn.
-        let _ = file.set_len(length);
-    }
-    written
-}
-
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+
+    impl MetricsFile {
+        /// As `resume`, for a run that makes nothing again.
+        pub fn open(path: &Path, run: &str, completed_iterations: u64) -> Result<Self, FileError> {
+            Self::resume(path, run, completed_iterations, None)
+        }
+    }
+
+    /// All records of a metrics file; a torn last line is left out.
+    fn read_metrics(path: &Path) -> Result<Vec<Map<String, Value>>, FileError> {
+        let mut records = Vec::new();
+        each_record(path, |record| {
+            records.push(record);
+            Ok(())
+        })?;
+        Ok(records)
+    }
 
     fn train(iteration: u64, loss: f32) -> Vec<(String, MetricValue)> {
         fields("train", iteration, [("loss", loss.into())])

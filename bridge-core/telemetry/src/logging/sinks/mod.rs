@@ -13,7 +13,6 @@ mod plot;
 mod progress_log;
 #[cfg(feature = "prometheus")]
 mod prometheus;
-mod rank_log;
 mod run_record;
 mod tensor_table;
 mod tensorboard;
@@ -26,8 +25,8 @@ use super::sink::{OpenError, Opened, Sink, SinkContext};
 pub use console::{ConsoleSink, LogFormat, Verbosity};
 pub use lines::{LogEvent, timestamp};
 pub(super) use metrics_jsonl::each_record;
-pub use rank_log::RankLog;
 pub use run_record::{RunRecord, read_record};
+pub use train_log::RankLog;
 
 /// Opens a sink where the recipe asks for it.
 type Open = fn(&SinkContext) -> Opened;

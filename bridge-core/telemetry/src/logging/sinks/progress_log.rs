@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use bridge_data::untrusted_io;
 use chrono::NaiveDateTime;
 
-use super::metrics_jsonl::append_whole;
+use crate::logging::files::{FileError, append, append_whole};
+use crate::logging::numbers::with_exponent;
 use crate::logging::record::{RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use bridge_config::schedule::tflops_per_device;
@@ -21,49 +21,18 @@ const SAVED: &str = "Saved checkpoint";
 const SAVING_ASYNC: &str = "Saving async checkpoint";
 const SAVED_ASYNC: &str = "Saved async checkpoint";
 
-/// A progress log that cannot be written, or read for what it should hold.
-#[derive(Debug, thiserror::Error)]
-pub enum ProgressLogError {
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No job of this size was started.
-    #[error("{} has no line `Starting job` with {world_size} ranks", path.display())]
-    NoStart {
-        /// The file.
-        path: PathBuf,
-        /// Ranks looked for.
-        world_size: u64,
-    },
-    /// Line that does not belong to this log.
-    #[error("{}, line {line}: {reason}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Line number, counted from 1.
-        line: usize,
-        /// Description of the fault.
-        reason: String,
-    },
-}
-
 /// Start of a job, or of the first of several jobs of the same size.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct JobStart {
+struct JobStart {
     /// Local time.
-    pub time: NaiveDateTime,
+    time: NaiveDateTime,
     /// Floating-point operations done before.
-    pub flops: f64,
+    flops: f64,
 }
 
 impl JobStart {
     /// Now, with `flops` done before.
-    pub fn now(flops: f64) -> Self {
+    fn now(flops: f64) -> Self {
         Self { time: chrono::Local::now().naive_local(), flops }
     }
 
@@ -75,38 +44,42 @@ impl JobStart {
 }
 
 /// Appends to a progress log.
-#[derive(Clone, Debug)]
-pub struct ProgressLog {
+struct ProgressLog {
     path: PathBuf,
     job_id: String,
     world_size: u64,
+    job: JobStart,
+}
+
+pub(super) fn open(context: &SinkContext) -> Opened {
+    let config = context.config;
+    let Some(save) = config.checkpoint.save.as_ref().filter(|_| config.logger.log_progress) else {
+        return Ok(None);
+    };
+    let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
+    std::fs::create_dir_all(save).map_err(|error| OpenError::log(save.display().to_string(), error))?;
+    Ok(Some(Box::new(ProgressLog::new(&save.join(NAME), &job, config.parallel.world_size as u64))))
 }
 
 impl ProgressLog {
     /// A log at `path`. `job_id` is the scheduler's, empty without one.
-    pub fn new(path: &Path, job_id: &str, world_size: u64) -> Self {
+    fn new(path: &Path, job_id: &str, world_size: u64) -> Self {
         // Tabs and line breaks separate fields and lines.
         let job_id = job_id.split_whitespace().collect::<Vec<_>>().join(" ");
-        Self { path: path.to_owned(), job_id, world_size }
+        Self { path: path.to_owned(), job_id, world_size, job: JobStart::now(0.0) }
     }
 
     /// Notes that this job starts, with `flops` done by earlier ones, and returns the start its
     /// throughput is counted from.
-    ///
-    /// # Errors
-    /// File errors.
-    pub fn job_started(&self, flops: f64) -> Result<JobStart, ProgressLogError> {
-        let start = JobStart::now(flops);
-        self.append(start.time, STARTING)?;
-        Ok(start)
+    fn job_started(&mut self, flops: f64) -> Result<JobStart, FileError> {
+        self.job = JobStart::now(flops);
+        self.append(self.job.time, STARTING)?;
+        Ok(self.job)
     }
 
     /// Notes how far a checkpoint is, with throughput since `job`'s start and since the first job
     /// of this size.
-    ///
-    /// # Errors
-    /// File errors, a damaged log, or one without the line of [`Self::job_started`].
-    pub fn checkpoint(&self, save: SaveRecord, job: &JobStart) -> Result<(), ProgressLogError> {
+    fn checkpoint(&self, save: SaveRecord, job: &JobStart) -> Result<(), FileError> {
         let now = chrono::Local::now().naive_local();
         let SaveRecord { iteration, stage, flops, tokens } = save;
         let event = match stage {
@@ -120,73 +93,52 @@ impl ProgressLog {
              MODEL_TFLOP/s/GPU\tFloating-point operations: {}\tTokens (in billions): {:.2}",
             job.throughput(now, flops, self.world_size),
             first.throughput(now, flops, self.world_size),
-            short_scientific(flops),
+            with_exponent(flops, 2),
             tokens as f64 / 1e9,
         );
         self.append(now, &text)
     }
 
-    fn append(&self, time: NaiveDateTime, text: &str) -> Result<(), ProgressLogError> {
+    fn append(&self, time: NaiveDateTime, text: &str) -> Result<(), FileError> {
         let line =
             format!("{}\tJob ID: {}\t# GPUs: {}\t{text}\n", time.format(TIME_FORMAT), self.job_id, self.world_size);
-        let write = || {
-            if let Some(folder) = self.path.parent() {
-                fs::create_dir_all(folder)?;
-            }
-            let mut file = untrusted_io::append(&self.path)?;
-            append_whole(&mut file, line.as_bytes())
-        };
-        write().map_err(|source| ProgressLogError::Io { path: self.path.clone(), source })
+        let appended = append(&self.path).and_then(|mut file| append_whole(&mut file, line.as_bytes()));
+        appended.map_err(FileError::of(&self.path))
     }
 }
 
-/// `1.23e+15`: two decimals, an exponent with sign and at least two digits.
-fn short_scientific(value: f64) -> String {
-    let text = format!("{value:.2e}");
-    let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-    let (sign, digits) = exponent.strip_prefix('-').map_or(('+', exponent), |digits| ('-', digits));
-    format!("{mantissa}e{sign}{digits:0>2}")
-}
-
 /// The first start of a job with `world_size` ranks since jobs last had another size.
-///
-/// # Errors
-/// File errors, a line that is not this log's, no such start.
-pub fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, ProgressLogError> {
-    let text = untrusted_io::read_text(path, untrusted_io::RECORDS_BYTES)
-        .map_err(|source| ProgressLogError::Io { path: path.to_owned(), source })?;
-    let mut start = None;
-    let mut saved_flops = 0.0;
-    let mut on_their_way = BTreeMap::new();
-    for (index, line) in text.lines().enumerate() {
-        let damaged = |reason: String| ProgressLogError::Line { path: path.to_owned(), line: index + 1, reason };
+fn read_job_start(path: &Path, world_size: u64) -> Result<JobStart, FileError> {
+    let text = untrusted_io::read_text(path, untrusted_io::RECORDS_BYTES).map_err(FileError::of(path))?;
+    let (mut start, mut saved_flops, mut on_their_way) = (None, 0.0, BTreeMap::new());
+    let mut add = |line: &str| {
         let fields: Vec<&str> = line.split('\t').collect();
         let [time, _, ranks, event, rest @ ..] = &fields[..] else {
-            return Err(damaged(format!("{} tab-separated fields, expected 4 or more", fields.len())));
+            return Err(format!("{} tab-separated fields, expected 4 or more", fields.len()));
         };
         let time = NaiveDateTime::parse_from_str(time, TIME_FORMAT)
-            .map_err(|_| damaged(format!("`{time}` is no time, expected YYYY-MM-DD HH:MM:SS")))?;
-        if number::<u64>(ranks).map_err(damaged)? != world_size {
+            .map_err(|_| format!("`{time}` is no time, expected YYYY-MM-DD HH:MM:SS"))?;
+        if number::<u64>(ranks)? != world_size {
             start = None;
         } else if *event == STARTING {
             start.get_or_insert(JobStart { time, flops: saved_flops });
         }
-        let field =
-            |index: usize| rest.get(index).copied().ok_or_else(|| damaged(format!("field {} is missing", index + 4)));
+        let field = |index: usize| rest.get(index).ok_or_else(|| format!("field {} is missing", index + 4));
         match *event {
-            SAVED => saved_flops = number(field(3)?).map_err(damaged)?,
-            SAVING_ASYNC => {
-                on_their_way.insert(number::<u64>(field(0)?).map_err(damaged)?, number(field(3)?).map_err(damaged)?);
-            }
-            SAVED_ASYNC => {
-                if let Some(flops) = on_their_way.remove(&number(field(0)?).map_err(damaged)?) {
-                    saved_flops = flops;
-                }
-            }
+            SAVED => saved_flops = number(field(3)?)?,
+            SAVING_ASYNC => drop(on_their_way.insert(number::<u64>(field(0)?)?, number(field(3)?)?)),
+            SAVED_ASYNC => saved_flops = on_their_way.remove(&number(field(0)?)?).unwrap_or(saved_flops),
             _ => {}
         }
+        Ok(())
+    };
+    for (index, line) in text.lines().enumerate() {
+        let damaged = |reason| FileError::Damaged(format!("{}, line {}: {reason}", path.display(), index + 1));
+        add(line).map_err(damaged)?;
     }
-    start.ok_or_else(|| ProgressLogError::NoStart { path: path.to_owned(), world_size })
+    start.ok_or_else(|| {
+        FileError::Damaged(format!("{} has no line `{STARTING}` with {world_size} ranks", path.display()))
+    })
 }
 
 /// The number after `name: `.
@@ -197,47 +149,32 @@ fn number<T: std::str::FromStr>(field: &str) -> Result<T, String> {
         .ok_or_else(|| format!("`{field}` is no number, expected `name: number`"))
 }
 
-/// The log of a job.
-struct Progress {
-    log: ProgressLog,
-    job: JobStart,
-}
-
-pub(super) fn open(context: &SinkContext) -> Opened {
-    let config = context.config;
-    let Some(save) = config.checkpoint.save.as_ref().filter(|_| config.logger.log_progress) else {
-        return Ok(None);
-    };
-    let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
-    fs::create_dir_all(save).map_err(|error| OpenError::log(save.display().to_string(), error))?;
-    let log = ProgressLog::new(&save.join(NAME), &job, config.parallel.world_size as u64);
-    Ok(Some(Box::new(Progress { log, job: JobStart::now(0.0) })))
-}
-
-impl Sink for Progress {
+impl Sink for ProgressLog {
     fn name(&self) -> &str {
         NAME
     }
 
     fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
-        self.job = self.log.job_started(start.flops)?;
+        self.job_started(start.flops)?;
         Ok(())
     }
 
     fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
-        Ok(self.log.checkpoint(*save, &self.job)?)
+        Ok(self.checkpoint(*save, &self.job)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn at(text: &str) -> NaiveDateTime {
         NaiveDateTime::parse_from_str(text, TIME_FORMAT).unwrap()
     }
 
-    fn read(lines: &str, world_size: u64) -> Result<JobStart, ProgressLogError> {
+    fn read(lines: &str, world_size: u64) -> Result<JobStart, FileError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("progress.txt");
         fs::write(&path, lines).unwrap();
@@ -256,7 +193,8 @@ mod tests {
              2026-01-03 00:00:00\tJob ID: 3\t# GPUs: 4\tStarting job\n"
         );
         assert_eq!(read(&lines, 4).unwrap(), JobStart { time: at("2026-01-02 00:00:00"), flops: 2.5e15 });
-        assert!(matches!(read(&lines, 8), Err(ProgressLogError::NoStart { world_size: 8, .. })));
+        let message = read(&lines, 8).unwrap_err().to_string();
+        assert!(message.ends_with("progress.txt has no line `Starting job` with 8 ranks"), "{message}");
         let back = format!("{lines}2026-01-04 00:00:00\tJob ID: 4\t# GPUs: 8\tStarting job\n");
         assert_eq!(read(&back, 8).unwrap().time, at("2026-01-04 00:00:00"));
     }
@@ -282,7 +220,7 @@ mod tests {
     fn what_is_written_reads_back() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("save/progress.txt");
-        let log = ProgressLog::new(&path, "12\t3", 2);
+        let mut log = ProgressLog::new(&path, "12\t3", 2);
         let job = log.job_started(0.0).unwrap();
         let earlier = JobStart { time: job.time - chrono::TimeDelta::seconds(100_000), ..job };
         for stage in [SaveStage::Saved, SaveStage::Begun, SaveStage::Ended] {

@@ -13,7 +13,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::http::{Answer, Request, Server};
-use crate::logging::record::{Figure, FigureKind, Record, RunEnd};
+use crate::logging::record::{Figure, Record, RunEnd};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use bridge_config::redacted;
 
@@ -32,10 +32,7 @@ impl Collector for Figures {
         let metrics = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for (name, values) in metrics.iter() {
             let Some(first) = values.values().next() else { continue };
-            let kind = match first.kind {
-                FigureKind::Gauge => MetricType::Gauge,
-                FigureKind::Counter => MetricType::Counter,
-            };
+            let kind = if first.is_counter { MetricType::Counter } else { MetricType::Gauge };
             let (name, unit) = with_unit(name, first.unit);
             let mut family = encoder.encode_descriptor(name, first.help, unit.as_ref(), kind)?;
             for (labels, figure) in values {
@@ -51,9 +48,9 @@ impl Collector for Figures {
 
 fn encode(figure: &Figure, encoder: &mut MetricEncoder) -> fmt::Result {
     let value = figure.value.number().unwrap_or(f64::NAN);
-    match figure.kind {
-        FigureKind::Gauge => encoder.encode_gauge(&value),
-        FigureKind::Counter => encoder.encode_counter::<[(&str, &str); 0], _, u64>(&value, None),
+    match figure.is_counter {
+        false => encoder.encode_gauge(&value),
+        true => encoder.encode_counter::<[(&str, &str); 0], _, u64>(&value, None),
     }
 }
 
@@ -132,7 +129,7 @@ fn answer(request: Request<'_>, figures: &Figures) -> Answer {
             Ok(body) => Answer { kind: CONTENT_TYPE, ..Answer::text("200 OK", body) },
             Err(_) => Answer::text("500 Internal Server Error", ""),
         },
-        (_, "/metrics") => Answer::not_allowed(),
+        (_, "/metrics") => Answer { headers: "Allow: GET, HEAD\r\n", ..Answer::text("405 Method Not Allowed", "") },
         _ => Answer::text("404 Not Found", "metrics are at /metrics\n"),
     }
 }

@@ -7,6 +7,7 @@ use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 
 use super::lines::timestamp;
+use crate::logging::files::replace_json;
 use crate::logging::record::{Record, RunEnd, RunStart};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
@@ -74,14 +75,8 @@ pub fn read_record(folder: &Path) -> Result<RunRecord, String> {
 }
 
 impl Recorder {
-    /// Replaces the file in one step, because others may read it.
     fn write(&self) -> Result<(), SinkError> {
-        if let Some(folder) = self.path.parent() {
-            std::fs::create_dir_all(folder)?;
-        }
-        let mut json = serde_json::to_vec_pretty(&self.record)?;
-        json.push(b'\n');
-        Ok(untrusted_io::replace(&self.path, &json)?)
+        Ok(replace_json(&self.path, &self.record)?)
     }
 }
 

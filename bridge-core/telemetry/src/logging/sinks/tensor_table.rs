@@ -3,14 +3,14 @@
 //! dropped, and the table of another run is kept beside it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use bridge_data::untrusted_io;
 
-use super::metrics_jsonl::{append_whole, set_aside};
 use crate::inspect::Statistic;
+use crate::logging::files::{append, append_whole, replace, set_aside};
 use crate::logging::json_value::MetricValue;
 use crate::logging::record::{Figure, Record};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
@@ -27,7 +27,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let path = settings.log_dir.join(NAME);
     let name = || path.display().to_string();
     let table = Table::open(&path, context.run, context.iteration).map_err(|error| match error.kind() {
-        io::ErrorKind::InvalidData => OpenError::damaged(name(), error),
+        io::ErrorKind::InvalidData => OpenError::Damaged(name(), error.into()),
         _ => OpenError::log(name(), error),
     });
     Ok(Some(Box::new(table?)))
@@ -42,9 +42,6 @@ struct Table {
 
 impl Table {
     fn open(path: &Path, run: &str, completed_iterations: u64) -> io::Result<Self> {
-        if let Some(folder) = path.parent() {
-            fs::create_dir_all(folder)?;
-        }
         let old = match untrusted_io::read_text(path, untrusted_io::RECORDS_BYTES) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
@@ -73,9 +70,9 @@ impl Table {
             kept = self::header() + "\n";
         }
         if kept != old || !path.exists() {
-            untrusted_io::replace(path, kept.as_bytes())?;
+            replace(path, kept.as_bytes())?;
         }
-        Ok(Self { path: path.to_owned(), run: field, file: untrusted_io::append(path)? })
+        Ok(Self { path: path.to_owned(), run: field, file: append(path)? })
     }
 }
 
@@ -133,6 +130,8 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use crate::logging::record::RecordKind;
 

@@ -1,8 +1,8 @@
 //! TensorBoard events: every figure that has a tag, every `logger.tensorboard_log_interval` steps.
 
-use crate::logging::record::{Figure, Record, RecordKind, RunEnd, SaveRecord, Scope};
+use crate::logging::record::{Record, RunEnd, SaveRecord};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
-use crate::logging::tensorboard::{EventFileError, EventWriter, ResumePoint, SAMPLES_SUFFIX};
+use crate::logging::tensorboard::{EventWriter, ResumePoint, SAMPLES_SUFFIX};
 
 const NAME: &str = "TensorBoard events";
 
@@ -18,10 +18,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let resume =
         ResumePoint { iteration: context.iteration, consumed_samples: context.consumed_samples, again: context.again };
     let writer = EventWriter::open(&folder, context.run, resume, logger.tensorboard_queue_size);
-    let writer = writer.map_err(|error| match error {
-        EventFileError::Damaged { .. } => OpenError::damaged(NAME, error),
-        EventFileError::Io { .. } => OpenError::log(NAME, error),
-    })?;
+    let writer = writer.map_err(|error| OpenError::file(NAME, error))?;
     Ok(Some(Box::new(TensorBoard { writer, interval: logger.tensorboard_log_interval as u64 })))
 }
 
@@ -31,15 +28,13 @@ impl Sink for TensorBoard {
     }
 
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
-        let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(self.interval);
-        let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
-        for figure in record.figures.iter().filter(shows) {
+        for figure in record.due(self.interval) {
             let (Some(tag), Some(value)) = (&figure.board, figure.value.number()) else {
                 continue;
             };
-            self.writer.scalar(&tag.name, value, record.iteration)?;
-            if tag.has_twin {
-                let name = format!("{}{SAMPLES_SUFFIX}", tag.name);
+            self.writer.scalar(tag, value, record.iteration)?;
+            if figure.has_twin {
+                let name = format!("{tag}{SAMPLES_SUFFIX}");
                 self.writer.scalar(&name, value, record.consumed_samples)?;
             }
         }
@@ -63,7 +58,7 @@ impl Sink for TensorBoard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::logging::record::{Ending, SaveStage};
+    use crate::logging::record::{Ending, Figure, RecordKind, SaveStage};
     use crate::logging::tensorboard::{EventKind, read_events};
 
     fn record(iteration: u64, figures: Vec<Figure>) -> Record {
@@ -75,7 +70,7 @@ mod tests {
     fn figures_with_tags_become_points_when_they_are_due() {
         let folder = tempfile::tempdir().unwrap();
         let writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 10).unwrap();
-        let path = writer.path().to_owned();
+        let path = writer.path.clone();
         let mut sink = TensorBoard { writer, interval: 2 };
         for iteration in 1..=2 {
             let figures = vec![
@@ -112,7 +107,7 @@ mod tests {
     fn what_a_save_is_of_is_on_disk_before_a_run_can_be_killed() {
         let folder = tempfile::tempdir().unwrap();
         let writer = EventWriter::open(folder.path(), "a", ResumePoint::default(), 1000).unwrap();
-        let path = writer.path().to_owned();
+        let path = writer.path.clone();
         let mut sink = TensorBoard { writer, interval: 1 };
         let last = || read_events(&path).unwrap().last().unwrap().step;
         let save = SaveRecord { iteration: 3, stage: SaveStage::Begun, flops: 0.0, tokens: 0 };

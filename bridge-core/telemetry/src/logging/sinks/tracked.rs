@@ -6,54 +6,32 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::logging::MetricValue;
-use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage, Scope};
+use crate::logging::record::{Figure, Record, RecordKind, SaveRecord, SaveStage};
 use crate::logging::sink::SinkError;
 use bridge_config::{RunConfig, TokenizerType};
 
 /// Pause before another attempt to make a file.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// A file that is made when it is needed, and tried again now and then where that fails.
-pub(super) struct Lazily<T> {
-    made: Option<T>,
-    /// Why it could not be made, and when it is tried again.
-    trouble: Option<(String, Instant)>,
-}
+/// A file that is made when it is needed, and tried again now and then where that fails: the file,
+/// or why it could not be made and when it is tried again.
+pub(super) struct Lazily<T>(Result<T, Option<(String, Instant)>>);
 
 impl<T> Default for Lazily<T> {
     fn default() -> Self {
-        Self { made: None, trouble: None }
+        Self(Err(None))
     }
 }
 
 impl<T> Lazily<T> {
-    /// Returns the value that `make` creates in the folder `place`.
-    ///
-    /// # Errors
-    /// Why it cannot be made.
+    /// Returns the value that `make` creates in the folder `place`, or why it cannot be made.
     pub fn get(&mut self, place: &Path, make: impl FnOnce() -> io::Result<T>) -> Result<&mut T, SinkError> {
-        if self.made.is_none() {
-            if let Some((why, until)) = &self.trouble
-                && Instant::now() < *until
-            {
-                return Err(why.clone().into());
-            }
-            match make() {
-                Ok(made) => self.made = Some(made),
-                Err(error) => self.trouble = Some((format!("{}: {error}", place.display()), Instant::now() + PAUSE)),
-            }
+        let is_due =
+            |trouble: &Option<(String, Instant)>| trouble.as_ref().is_none_or(|(_, due)| Instant::now() >= *due);
+        if self.0.as_ref().is_err_and(is_due) {
+            self.0 = make().map_err(|error| Some((format!("{}: {error}", place.display()), Instant::now() + PAUSE)));
         }
-        let why = || self.trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default();
-        let why = if self.made.is_none() { why() } else { String::new() };
-        self.made.as_mut().ok_or_else(|| why.into())
-    }
-}
-
-#[cfg(test)]
-impl<T> Lazily<T> {
-    /// Tries again at once.
-    pub fn try_again(&mut self) {
-        self.trouble = None;
+        self.0.as_mut().map_err(|trouble| trouble.as_ref().map(|(why, _)| why.clone()).unwrap_or_default().into())
     }
 }
 
@@ -72,29 +50,21 @@ pub(super) fn last_checkpoint(saved: Option<&Path>, save: &SaveRecord) -> Option
 
 /// Figures with the names that they have in TensorBoard, where they are due: each `interval` steps.
 pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue)> {
-    let is_due = record.kind != RecordKind::Train || record.iteration.is_multiple_of(interval);
-    let shows = |figure: &&Figure| is_due || figure.scope == Scope::Interval;
     let value = |figure: &Figure| {
-        let name = figure.board.as_ref()?.name.clone();
+        let name = figure.board.clone()?;
         let in_file = figure.file.clone().filter(|value| value.number().is_some());
-        let value = in_file.or_else(|| as_shown(&figure.value))?;
+        // Others are float32, as in TensorBoard.
+        let value = in_file.or_else(|| match &figure.value {
+            MetricValue::F64(value) => Some(MetricValue::F32(*value as f32)),
+            value => value.number().map(|_| value.clone()),
+        })?;
         Some((name, value))
     };
-    let mut values: Vec<_> = record.figures.iter().filter(shows).filter_map(value).collect();
-    if record.kind == RecordKind::Train && is_due {
+    let mut values: Vec<_> = record.due(interval).filter_map(value).collect();
+    if record.kind == RecordKind::Train && record.iteration.is_multiple_of(interval) {
         values.push(("samples vs steps".into(), record.consumed_samples.into()));
     }
     values
-}
-
-/// A number that is not in `metrics.jsonl`, as TensorBoard has it: losses are float32 in the one
-/// and in the other.
-fn as_shown(value: &MetricValue) -> Option<MetricValue> {
-    value.number()?;
-    Some(match value {
-        MetricValue::F64(value) => MetricValue::F32(*value as f32),
-        other => other.clone(),
-    })
 }
 
 /// Upstream's names of evaluations at MLflow and Comet: `val/lm loss`, `val/lm loss ppl`.

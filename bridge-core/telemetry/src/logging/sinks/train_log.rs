@@ -1,14 +1,15 @@
 //! `train.log`: what the console says in full, each line with its time, whatever the terminal
-//! shows. Runs in the same folder add to it.
+//! shows. Runs in the same folder add to it. Ranks that have no console keep their warnings and
+//! errors in files of their own.
 
 use std::fs::File;
-
-use bridge_data::untrusted_io;
+use std::path::PathBuf;
 
 use super::lines::{evaluation, message, pace, step, timestamp};
-use super::metrics_jsonl::append_whole;
+use crate::logging::files::{append, append_whole};
 use crate::logging::record::{LogLevel, Record, RecordKind};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
+use bridge_config::RunConfig;
 
 const NAME: &str = "train.log";
 
@@ -21,11 +22,7 @@ struct TrainLog {
 
 pub(super) fn open(context: &SinkContext) -> Opened {
     let logger = &context.config.logger;
-    let open = || {
-        std::fs::create_dir_all(&logger.log_dir)?;
-        untrusted_io::append(&logger.log_dir.join(NAME))
-    };
-    let file = open().map_err(|error| OpenError::log(NAME, error))?;
+    let file = append(&logger.log_dir.join(NAME)).map_err(|error| OpenError::log(NAME, error))?;
     let (train_iters, least) = (context.config.train.train_iters as u64, logger.logging_level as u32);
     Ok(Some(Box::new(TrainLog { file, train_iters, least })))
 }
@@ -59,5 +56,32 @@ impl Sink for TrainLog {
             }
             RecordKind::Train => Ok(()),
         }
+    }
+}
+
+/// The log file of a rank other than 0; it appears with the first line.
+pub struct RankLog {
+    path: PathBuf,
+    least: u32,
+}
+
+impl RankLog {
+    /// The log of `rank`.
+    pub fn new(config: &RunConfig, rank: usize) -> Self {
+        let path = config.logger.log_dir.join("ranks").join(format!("rank_{rank:05}.log"));
+        Self { path, least: (config.logger.logging_level as u32).max(LogLevel::Warning.number()) }
+    }
+}
+
+impl Sink for RankLog {
+    fn name(&self) -> &str {
+        "the rank's log"
+    }
+
+    fn on_line(&mut self, level: LogLevel, text: &str) -> Result<(), SinkError> {
+        if level.number() < self.least {
+            return Ok(());
+        }
+        Ok(append_whole(&mut append(&self.path)?, (message(level, text) + "\n").as_bytes())?)
     }
 }

@@ -9,13 +9,13 @@ use std::{fs, io};
 use bridge_data::untrusted_io;
 
 use super::tracked::{self, Lazily, now};
+use crate::logging::files::replace_with;
 use crate::logging::record::{Ending, Record, RunEnd, RunStart, SaveRecord, SaveStage};
 use crate::logging::sink::{OpenError, Opened, Sink, SinkContext, SinkError};
 use crate::logging::wandb::{
     Checkpoint, DataStore, Earlier, Row, RunHead, exit, files, head, history, json_of_setting, look_at_earlier, run,
     summary,
 };
-use bridge_config::RunConfig;
 
 const NAME: &str = "Weights & Biases";
 
@@ -64,6 +64,7 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         return Err(OpenError::Setting { key: "WANDB_TAGS", message });
     }
     let recipe = config.to_toml();
+    let sections: toml::Table = recipe.parse().unwrap_or_default();
     let head = RunHead {
         id: context.run.chars().filter(char::is_ascii_alphanumeric).collect(),
         entity: logger.wandb_entity.clone().unwrap_or_default(),
@@ -73,37 +74,24 @@ pub(super) fn open(context: &SinkContext) -> Opened {
         job_type: of("WANDB_JOB_TYPE"),
         notes: of("WANDB_NOTES"),
         tags,
-        config: settings(&recipe),
+        config: sections.into_iter().map(|(section, settings)| (section, json_of_setting(&settings))).collect(),
         starting_step: context.iteration,
-        is_resumed: false,
-        time: 0,
-        runtime: 0.0,
+        ..RunHead::default()
     };
-    Ok(Some(Box::new(WandbSink::new(config, head, recipe))))
-}
-
-/// The resolved recipe, by section.
-fn settings(recipe: &str) -> Vec<(String, String)> {
-    let table: toml::Table = recipe.parse().unwrap_or_default();
-    table.iter().map(|(key, value)| (key.clone(), json_of_setting(value))).collect()
+    Ok(Some(Box::new(WandbSink {
+        place: logger.wandb_save_dir.clone().unwrap_or_else(|| logger.log_dir.clone()).join("wandb"),
+        head,
+        recipe,
+        interval: logger.tensorboard_log_interval as u64,
+        train_iters: config.train.train_iters as u64,
+        files: tracked::files(config),
+        saved: config.checkpoint.save.clone(),
+        log: Lazily::default(),
+        row: None,
+    })))
 }
 
 impl WandbSink {
-    fn new(config: &RunConfig, head: RunHead, recipe: String) -> Self {
-        let logger = &config.logger;
-        Self {
-            place: logger.wandb_save_dir.clone().unwrap_or_else(|| logger.log_dir.clone()).join("wandb"),
-            head,
-            recipe,
-            interval: logger.tensorboard_log_interval as u64,
-            train_iters: config.train.train_iters as u64,
-            files: tracked::files(config),
-            saved: config.checkpoint.save.clone(),
-            log: Lazily::default(),
-            row: None,
-        }
-    }
-
     /// Log of the run, begun at the first call.
     fn log(&mut self) -> Result<&mut Log, SinkError> {
         let Self { place, head, recipe, log, .. } = self;
@@ -191,15 +179,8 @@ fn new_folder(place: &Path, id: &str) -> io::Result<PathBuf> {
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {
-    if let Some(folder) = to.parent() {
-        fs::create_dir_all(folder)?;
-    }
     let (mut input, _) = untrusted_io::open(from)?;
-    let copied = io::copy(&mut input, &mut untrusted_io::create(to)?).map(drop);
-    copied.inspect_err(|_| {
-        // Remove an incomplete copy.
-        let _ = fs::remove_file(to);
-    })
+    replace_with(to, |output| io::copy(&mut input, output).map(drop))
 }
 
 impl Sink for WandbSink {
@@ -374,7 +355,7 @@ mod tests {
             assert!(error.to_string().contains("/wandb: "), "{error}");
         }
         std::fs::remove_file(folder.path().join("wandb")).unwrap();
-        sink.log.try_again();
+        sink.log = Lazily::default();
         train(&mut sink, 3..=3);
         end(&mut sink, Ending::Failed("why".into()));
         let records = decode(&last_log(&folder.path().join("wandb"), "r1"));

@@ -3,7 +3,7 @@
 //! Fields: `wall_time` 1 double, `step` 2 int64, `file_version` 3 string, `summary` 5 message with
 //! repeated `value` 1: `tag` 1 string, `simple_value` 2 float.
 
-use crate::logging::protobuf::{FIXED32, FIXED64, Field, Fields, VARINT, put_bytes, put_key, put_varint};
+use crate::logging::protobuf::{Field, Fields, Message};
 
 /// Content of an event.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,32 +34,21 @@ pub struct Event {
 
 impl Event {
     /// The message's bytes.
-    pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(64);
-        put_key(&mut out, 1, FIXED64);
-        out.extend_from_slice(&self.wall_time.to_le_bytes());
-        if self.step != 0 {
-            put_key(&mut out, 2, VARINT);
-            put_varint(&mut out, self.step as u64);
-        }
-        match &self.kind {
-            EventKind::FileVersion(version) => put_bytes(&mut out, 3, version.as_bytes()),
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let event = Message::default().double(1, self.wall_time).int(2, self.step);
+        let event = match &self.kind {
+            EventKind::FileVersion(version) => event.bytes(3, version.as_bytes()),
             EventKind::Scalar { tag, value } => {
-                let mut inner = Vec::with_capacity(tag.len() + 8);
-                put_bytes(&mut inner, 1, tag.as_bytes());
-                put_key(&mut inner, 2, FIXED32);
-                inner.extend_from_slice(&value.to_le_bytes());
-                let mut summary = Vec::with_capacity(inner.len() + 4);
-                put_bytes(&mut summary, 1, &inner);
-                put_bytes(&mut out, 5, &summary);
+                let scalar = Message::default().bytes(1, tag.as_bytes()).float(2, *value);
+                event.message(5, Message::default().message(1, scalar))
             }
-            EventKind::Other => {}
-        }
-        out
+            EventKind::Other => event,
+        };
+        event.0
     }
 
     /// Decodes a message; `None` if the bytes are not a message.
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut event = Self { wall_time: 0.0, step: 0, kind: EventKind::Other };
         let mut fields = Fields(bytes);
         while !fields.0.is_empty() {

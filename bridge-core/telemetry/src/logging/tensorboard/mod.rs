@@ -9,5 +9,6 @@ mod record;
 mod writer;
 
 pub use event::{Event, EventKind};
-pub use record::{EventFileError, read_events};
-pub use writer::{EventWriter, PERPLEXITY_SUFFIX, ResumePoint, SAMPLES_SUFFIX};
+pub use record::read_events;
+pub use writer::PERPLEXITY_SUFFIX;
+pub(super) use writer::{EventWriter, ResumePoint, SAMPLES_SUFFIX};

@@ -1,35 +1,12 @@
 //! The record framing of event files: length, masked CRC-32C of the length, payload, masked CRC-32C
 //! of the payload.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use bridge_data::untrusted_io;
 
 use super::event::Event;
-
-/// An event file that cannot be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum EventFileError {
-    /// The file system refused.
-    #[error("{}: {source}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// A checksum that does not match, or a payload that is no event.
-    #[error("{}, byte {offset}: {reason}; move the file away", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// Start of the record.
-        offset: usize,
-        /// Description of the fault.
-        reason: &'static str,
-    },
-}
+use crate::logging::files::FileError;
 
 /// The checksum as event files store it: rotated and offset, so that checksums of checksums stay
 /// strong.
@@ -49,11 +26,12 @@ pub(super) fn frame(payload: &[u8]) -> Vec<u8> {
 }
 
 /// Events of a file with the bytes of their records; an incomplete record at the end is left out.
-pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a [u8])>, EventFileError> {
+pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a [u8])>, FileError> {
     let mut events = Vec::new();
     let mut offset = 0;
     while let Some(header) = bytes.get(offset..offset + 12) {
-        let damaged = |reason| EventFileError::Damaged { path: path.to_owned(), offset, reason };
+        let damaged =
+            |reason| FileError::Damaged(format!("{}, byte {offset}: {reason}; move the file away", path.display()));
         let (length, crc) = header.split_at(8);
         if masked_crc32c(length).to_le_bytes() != crc {
             return Err(damaged("the length's checksum does not match"));
@@ -78,9 +56,8 @@ pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a 
 ///
 /// # Errors
 /// File errors and damage.
-pub fn read_events(path: &Path) -> Result<Vec<Event>, EventFileError> {
-    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES)
-        .map_err(|source| EventFileError::Io { path: path.to_owned(), source })?;
+pub fn read_events(path: &Path) -> Result<Vec<Event>, FileError> {
+    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).map_err(FileError::of(path))?;
     Ok(split(path, &bytes)?.into_iter().map(|(event, _)| event).collect())
 }
 

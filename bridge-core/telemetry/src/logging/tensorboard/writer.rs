@@ -11,7 +11,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use bridge_data::untrusted_io;
 
 use super::event::{Event, EventKind};
-use super::record::{EventFileError, frame, split};
+use super::record::{frame, split};
+use crate::logging::files::{FileError, entries};
 use crate::logging::record::Split;
 use crate::logging::sink::MadeAgain;
 
@@ -70,15 +71,10 @@ fn to_step(count: u64) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-fn io_error(path: &Path) -> impl FnOnce(io::Error) -> EventFileError {
-    let path = path.to_owned();
-    move |source| EventFileError::Io { path, source }
-}
-
 /// Writes scalars to a new event file.
 #[derive(Debug)]
 pub struct EventWriter {
-    path: PathBuf,
+    pub(in crate::logging) path: PathBuf,
     file: BufWriter<File>,
     queue_size: usize,
     num_queued: usize,
@@ -91,25 +87,14 @@ impl EventWriter {
     /// run at `resume`, so that each point of a curve is there once. The file's name ends with that
     /// of the run; files of other runs and programs stay as they are. Up to `queue_size` events
     /// wait in memory, for two minutes at most while there are further ones.
-    ///
-    /// # Errors
-    /// File errors, or a damaged event file in `folder`.
-    pub fn open(folder: &Path, run: &str, resume: ResumePoint, queue_size: usize) -> Result<Self, EventFileError> {
-        fs::create_dir_all(folder).map_err(io_error(folder))?;
-        let mut names = Vec::new();
-        for entry in fs::read_dir(folder).map_err(io_error(folder))? {
-            names.push(entry.map_err(io_error(folder))?.file_name());
-        }
-        // By the time that they were begun.
-        names.sort();
-        let mut validations = BTreeMap::new();
+    pub fn open(folder: &Path, run: &str, resume: ResumePoint, queue_size: usize) -> Result<Self, FileError> {
+        fs::create_dir_all(folder).map_err(FileError::of(folder))?;
+        // In the order in which they were begun.
         let suffix = format!(".{run}");
-        let is_own = |name: &&std::ffi::OsString| {
-            let name = name.to_string_lossy();
-            name.starts_with(FILE_PREFIX) && name.ends_with(&suffix)
-        };
-        for name in names.iter().filter(is_own) {
-            cut(&folder.join(name), resume, &mut validations)?;
+        let is_own = |name: &str| name.starts_with(FILE_PREFIX) && name.ends_with(&suffix);
+        let mut validations = BTreeMap::new();
+        for path in entries(folder, is_own).map_err(FileError::of(folder))? {
+            cut(&path, resume, &mut validations)?;
         }
         let (path, file) = create_file(folder, run)?;
         let mut writer = Self {
@@ -125,31 +110,20 @@ impl EventWriter {
         Ok(writer)
     }
 
-    /// The file written to.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
     /// Adds a point to the curve `tag`.
-    ///
-    /// # Errors
-    /// File errors.
-    pub fn scalar(&mut self, tag: &str, value: f64, step: u64) -> Result<(), EventFileError> {
+    pub fn scalar(&mut self, tag: &str, value: f64, step: u64) -> Result<(), FileError> {
         self.write(to_step(step), EventKind::Scalar { tag: tag.to_owned(), value: value as f32 })
     }
 
     /// Hands everything to the operating system.
-    ///
-    /// # Errors
-    /// File errors.
-    pub fn flush(&mut self) -> Result<(), EventFileError> {
+    pub fn flush(&mut self) -> Result<(), FileError> {
         (self.num_queued, self.flushed) = (0, Instant::now());
-        self.file.flush().map_err(io_error(&self.path))
+        self.file.flush().map_err(FileError::of(&self.path))
     }
 
-    fn write(&mut self, step: i64, kind: EventKind) -> Result<(), EventFileError> {
+    fn write(&mut self, step: i64, kind: EventKind) -> Result<(), FileError> {
         let event = Event { wall_time: seconds_since_1970(), step, kind };
-        self.file.write_all(&frame(&event.encode())).map_err(io_error(&self.path))?;
+        self.file.write_all(&frame(&event.encode())).map_err(FileError::of(&self.path))?;
         self.num_queued += 1;
         let is_due = self.num_queued >= self.queue_size || self.flushed.elapsed() >= self.longest_wait;
         if is_due { self.flush() } else { Ok(()) }
@@ -162,7 +136,7 @@ fn seconds_since_1970() -> f64 {
 
 /// Creates a file under the first free name; runs that start within a second of each other must not
 /// share one.
-fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), EventFileError> {
+fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), FileError> {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
     let mut counter = 0;
@@ -173,21 +147,21 @@ fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), EventFileErr
         match OpenOptions::new().write(true).create_new(true).open(&path) {
             Ok(file) => return Ok((path, file)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => counter += 1,
-            Err(error) => return Err(io_error(&path)(error)),
+            Err(error) => return Err(FileError::of(&path)(error)),
         }
     }
 }
 
 /// Removes what a run that continues at `resume` will write again, and any torn record at the end.
-fn cut(path: &Path, resume: ResumePoint, validations: &mut BTreeMap<String, usize>) -> Result<(), EventFileError> {
-    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).map_err(io_error(path))?;
+fn cut(path: &Path, resume: ResumePoint, validations: &mut BTreeMap<String, usize>) -> Result<(), FileError> {
+    let bytes = untrusted_io::read(path, untrusted_io::RECORDS_BYTES).map_err(FileError::of(path))?;
     let events = split(path, &bytes)?;
     let kept = events.iter().filter(|(event, _)| resume.keeps(event, validations));
     let kept: Vec<u8> = kept.flat_map(|(_, record)| *record).copied().collect();
     if kept == bytes {
         return Ok(());
     }
-    untrusted_io::replace(path, &kept).map_err(io_error(path))
+    untrusted_io::replace(path, &kept).map_err(FileError::of(path))
 }
 
 #[cfg(test)]

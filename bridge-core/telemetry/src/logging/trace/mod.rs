@@ -4,13 +4,14 @@
 
 mod summary;
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::{fmt, io};
 
 use bridge_data::untrusted_io;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::files::{self, FileError};
 pub use summary::{Moved, RankSummary, StepTimes, summarize};
 
 /// The folder of a run's traces in its log folder.
@@ -51,27 +52,6 @@ pub enum Part {
     InFlight,
 }
 
-/// The parts that spans of these names belong to.
-const PARTS: [(&str, Part); 17] = [
-    ("step", Part::Step),
-    ("forward-backward", Part::Loop),
-    ("batch-generator", Part::Data),
-    ("prepare-batches", Part::Data),
-    ("forward-compute", Part::Forward),
-    ("backward-compute", Part::Backward),
-    ("forward-recv", Part::Pipeline),
-    ("forward-send", Part::Pipeline),
-    ("backward-recv", Part::Pipeline),
-    ("backward-send", Part::Pipeline),
-    ("all-grads-sync", Part::Reduction),
-    ("layernorm-grads-all-reduce", Part::Reduction),
-    ("embedding-grads-all-reduce", Part::Reduction),
-    ("params-all-gather", Part::Reduction),
-    ("optimizer", Part::Optimizer),
-    ("save-checkpoint", Part::Save),
-    ("evaluate", Part::Evaluation),
-];
-
 impl Part {
     /// Parts that the time of a step is divided into, in the order of tables. [`Self::Step`] is the
     /// rest, and [`Self::InFlight`] is not among them, since it overlaps with the others.
@@ -92,39 +72,34 @@ impl Part {
 
     /// The part of a span of the loop.
     pub fn of_span(name: &str) -> Self {
-        let known = PARTS.iter().find(|(known, _)| *known == name).map(|(_, part)| *part);
-        let of_segment = || match name.rsplit_once('-')?.1 {
-            "forward" => Some(Self::Forward),
-            "recompute" => Some(Self::Recompute),
-            "backward" => Some(Self::Backward),
-            _ => None,
-        };
-        let of_optimizer = || name.starts_with("optimizer-").then_some(Self::Optimizer);
-        known.or_else(of_segment).or_else(of_optimizer).unwrap_or(Self::Loop)
-    }
-
-    /// Name of the part.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Step => "step",
-            Self::Data => "data",
-            Self::Forward => "forward",
-            Self::Recompute => "recompute",
-            Self::Backward => "backward",
-            Self::Pipeline => "pipeline",
-            Self::Reduction => "reduction",
-            Self::Optimizer => "optimizer",
-            Self::Save => "save",
-            Self::Evaluation => "evaluation",
-            Self::Loop => "loop",
-            Self::Collective => "collective",
-            Self::InFlight => "in_flight",
+        match name {
+            "step" => Self::Step,
+            "batch-generator" | "prepare-batches" => Self::Data,
+            "forward-compute" => Self::Forward,
+            "backward-compute" => Self::Backward,
+            "forward-recv" | "forward-send" | "backward-recv" | "backward-send" => Self::Pipeline,
+            "all-grads-sync" | "params-all-gather" => Self::Reduction,
+            "layernorm-grads-all-reduce" | "embedding-grads-all-reduce" => Self::Reduction,
+            "save-checkpoint" => Self::Save,
+            "evaluate" => Self::Evaluation,
+            "forward-backward" => Self::Loop,
+            _ if name.ends_with("-forward") => Self::Forward,
+            _ if name.ends_with("-recompute") => Self::Recompute,
+            _ if name.ends_with("-backward") => Self::Backward,
+            _ if name == "optimizer" || name.starts_with("optimizer-") => Self::Optimizer,
+            _ => Self::Loop,
         }
     }
 }
 
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// An event, with the names of the format.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     /// Name of the event.
     pub name: String,
@@ -154,9 +129,10 @@ pub struct Event {
 }
 
 /// Type of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Phase {
     /// A span.
+    #[default]
     X,
     /// The beginning of what goes on beside others.
     #[serde(rename = "b")]
@@ -171,25 +147,13 @@ pub enum Phase {
 impl Event {
     /// A span of a rank, in microseconds.
     pub fn span(name: impl Into<String>, part: Part, rank: usize, (ts, dur): (f64, f64)) -> Self {
-        let args = Map::new();
-        Self {
-            name: name.into(),
-            cat: Some(part),
-            ph: Phase::X,
-            ts,
-            dur: Some(dur),
-            pid: rank as u64,
-            tid: 0,
-            id: None,
-            args,
-        }
+        Self { name: name.into(), cat: Some(part), ts, dur: Some(dur), pid: rank as u64, ..Self::default() }
     }
 
     /// The name that viewers show for a rank.
     pub fn rank_name(rank: usize, name: &str) -> Self {
         let args = Map::from_iter([("name".to_owned(), Value::from(name))]);
-        let (pid, ph) = (rank as u64, Phase::M);
-        Self { name: "process_name".into(), cat: None, ph, ts: 0.0, dur: None, pid, tid: 0, id: None, args }
+        Self { name: "process_name".into(), ph: Phase::M, pid: rank as u64, args, ..Self::default() }
     }
 
     /// When it ended, in microseconds.
@@ -244,16 +208,6 @@ pub struct Trace {
     pub header: Header,
 }
 
-/// A file that is no trace of a run.
-#[derive(Debug, thiserror::Error)]
-#[error("{path}: {message}")]
-pub struct TraceError {
-    /// The file.
-    pub path: PathBuf,
-    /// Description of the fault.
-    pub message: String,
-}
-
 impl Trace {
     /// A trace of these events.
     pub fn new(header: Header, events: Vec<Event>) -> Self {
@@ -261,23 +215,17 @@ impl Trace {
     }
 
     /// Writes it to a file, in a folder that is made if need be.
-    ///
-    /// # Errors
-    /// If that is not possible.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            std::fs::create_dir_all(folder)?;
-        }
-        untrusted_io::replace(path, &serde_json::to_vec(self)?)
+        files::replace(path, &serde_json::to_vec(self)?)
     }
 
     /// Reads a file.
     ///
     /// # Errors
     /// If it is not there, or not one that a run or `bridge trace` wrote.
-    pub fn read(path: &Path) -> Result<Self, TraceError> {
-        let failed = |message: String| TraceError { path: path.to_owned(), message };
-        let bytes = untrusted_io::read(path, LARGEST).map_err(|error| failed(error.to_string()))?;
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        let failed = |message: String| FileError::Damaged(format!("{}: {message}", path.display()));
+        let bytes = untrusted_io::read(path, LARGEST).map_err(FileError::of(path))?;
         let trace: Self =
             serde_json::from_slice(&bytes).map_err(|error| failed(format!("not a trace of a run: {error}")))?;
         let is_number =

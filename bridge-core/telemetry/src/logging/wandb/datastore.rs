@@ -3,10 +3,12 @@
 //! the data, not masked).
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, Read};
 use std::path::Path;
 
 use bridge_data::untrusted_io;
+
+use crate::logging::files::append_whole;
 
 /// Name, magic number and version.
 const HEADER: [u8; 7] = [b':', b'W', b'&', b'B', 0xe1, 0xbe, 0];
@@ -25,14 +27,15 @@ const LONGEST: usize = 64 << 20;
 /// A log that is written.
 #[derive(Debug)]
 pub(in crate::logging) struct DataStore {
-    file: File,
-    length: u64,
+    pub(super) file: File,
+    pub(super) length: u64,
 }
 
 impl DataStore {
     /// Begins the file `path`.
     pub fn create(path: &Path) -> io::Result<Self> {
-        let mut store = Self { file: untrusted_io::create(path)?, length: 0 };
+        drop(untrusted_io::create(path)?);
+        let mut store = Self { file: untrusted_io::append(path)?, length: 0 };
         store.put(&HEADER)?;
         Ok(store)
     }
@@ -48,31 +51,9 @@ impl DataStore {
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        match self.file.write_all(bytes) {
-            Ok(()) => {
-                self.length += bytes.len() as u64;
-                Ok(())
-            }
-            Err(error) => {
-                // A disk may have room for a part, behind which nothing could be read.
-                let _ = self.file.set_len(self.length);
-                let _ = io::Seek::seek(&mut self.file, io::SeekFrom::Start(self.length));
-                Err(error)
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-impl DataStore {
-    /// Log in `file`, of which `length` bytes are written.
-    pub fn from_file(file: File, length: u64) -> Self {
-        Self { file, length }
-    }
-
-    /// Length of the log in bytes.
-    pub fn length(&self) -> u64 {
-        self.length
+        append_whole(&mut self.file, bytes)?;
+        self.length += bytes.len() as u64;
+        Ok(())
     }
 }
 

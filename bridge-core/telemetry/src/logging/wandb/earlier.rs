@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::datastore::Records;
 use super::records::{StepOf, step_of};
+use crate::logging::files::entries;
 
 /// Progress of earlier jobs of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -51,19 +52,8 @@ pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64
 
 /// The logs of a run, oldest first.
 pub(super) fn logs(place: &Path, id: &str) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(place) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let folders: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    let is_own = |folder: &PathBuf| {
-        let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with("offline-run-") && name.ends_with(&format!("-{id}"))
-    };
-    let mut logs: Vec<PathBuf> =
-        folders.into_iter().filter(is_own).map(|folder| folder.join(format!("run-{id}.wandb"))).collect();
-    logs.retain(|log| log.is_file());
-    logs.sort();
-    Ok(logs)
+    let suffix = format!("-{id}");
+    let folders = entries(place, |name| name.starts_with("offline-run-") && name.ends_with(&suffix))?;
+    let logs = folders.into_iter().map(|folder| folder.join(format!("run-{id}.wandb")));
+    Ok(logs.filter(|log| log.is_file()).collect())
 }

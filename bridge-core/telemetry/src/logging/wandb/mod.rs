@@ -12,19 +12,9 @@ pub(super) use records::{Checkpoint, Row, RunHead, exit, files, head, history, r
 /// Field of a record as JSON; numbers that are not finite are written as Python writes them, which
 /// is how W&B reads them.
 pub(super) fn json_of(value: &super::MetricValue) -> String {
-    use super::MetricValue::{F32, F64};
-    let token = |value: f64| match value {
-        _ if value.is_nan() => Some("NaN"),
-        f64::INFINITY => Some("Infinity"),
-        f64::NEG_INFINITY => Some("-Infinity"),
-        _ => None,
-    };
-    let special = match value {
-        F32(value) => token(f64::from(*value)),
-        F64(value) => token(*value),
-        _ => None,
-    };
-    special.map_or_else(|| serde_json::to_string(value).unwrap_or_default(), str::to_owned)
+    let json = serde_json::to_string(value).unwrap_or_default();
+    // In JSON these are texts.
+    if value.number().is_some() { json.replace('"', "") } else { json }
 }
 
 /// A setting as JSON, likewise.

@@ -5,7 +5,7 @@ use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
 use md5::{Digest, Md5};
 
 use crate::logging::MetricValue;
-use crate::logging::protobuf::{Field, Fields, put_bytes, put_int, put_text};
+use crate::logging::protobuf::{Field, Fields, Message};
 
 use super::json_of;
 
@@ -28,17 +28,11 @@ pub(in crate::logging) struct RunHead {
     pub id: String,
     /// Owner of the project; empty for the account that uploads.
     pub entity: String,
-    /// The project.
     pub project: String,
-    /// Name of the run.
     pub name: String,
-    /// The group of runs that it is in.
     pub group: String,
-    /// Job type of the run.
     pub job_type: String,
-    /// Notes of the user.
     pub notes: String,
-    /// Tags of the run.
     pub tags: Vec<String>,
     /// Settings, by section: names and JSON.
     pub config: Vec<(String, String)>,
@@ -55,13 +49,11 @@ pub(in crate::logging) struct RunHead {
 /// The figures of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::logging) struct Row {
-    /// The step.
     pub step: u64,
     /// Seconds since 1970.
     pub timestamp: f64,
     /// Seconds since the run began.
     pub runtime: f64,
-    /// Names and values.
     pub values: Vec<(String, MetricValue)>,
 }
 
@@ -77,98 +69,73 @@ impl Row {
     }
 }
 
-/// A record: its number, and one message.
-fn record(number: u64, field: u32, message: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(message.len() + 16);
-    put_int(&mut out, 1, number as i64);
-    put_bytes(&mut out, field, message);
-    out
+fn message() -> Message {
+    Message::default()
 }
 
-/// A name in levels with its JSON, as history and summary have it.
-fn item(path: &[&str], json: &str) -> Vec<u8> {
-    let mut out = Vec::with_capacity(json.len() + 32);
-    path.iter().for_each(|name| put_text(&mut out, 2, name));
-    put_text(&mut out, 16, json);
-    out
+/// A record: its number, and one message.
+fn record(number: u64, field: u32, content: Message) -> Vec<u8> {
+    message().int(1, number as i64).message(field, content).0
+}
+
+/// The figures of a row, as history and summary have them.
+fn items(row: &Row) -> Message {
+    row.fields().fold(message(), |items, (name, json)| items.message(1, message().text(2, name).text(16, &json)))
 }
 
 /// The first record: who writes.
 pub(in crate::logging) fn head(number: u64) -> Vec<u8> {
-    let (mut version, mut out) = (Vec::new(), Vec::new());
-    put_text(&mut version, 1, concat!("bridge-", env!("CARGO_PKG_VERSION")));
-    put_text(&mut version, 2, MIN_CONSUMER);
-    put_bytes(&mut out, 1, &version);
-    record(number, HEADER, &out)
+    let version = message().text(1, concat!("bridge-", env!("CARGO_PKG_VERSION"))).text(2, MIN_CONSUMER);
+    record(number, HEADER, message().message(1, version))
 }
 
 /// The run begins, or goes on.
 pub(in crate::logging) fn run(number: u64, run: &RunHead) -> Vec<u8> {
-    let (mut out, mut config, mut time) = (Vec::new(), Vec::new(), Vec::new());
-    for (key, json) in &run.config {
-        let mut item = Vec::new();
-        put_text(&mut item, 1, key);
-        put_text(&mut item, 16, json);
-        put_bytes(&mut config, 1, &item);
-    }
-    put_text(&mut out, 1, &run.id);
-    put_text(&mut out, 2, &run.entity);
-    put_text(&mut out, 3, &run.project);
-    put_bytes(&mut out, 4, &config);
-    put_text(&mut out, 6, &run.group);
-    put_text(&mut out, 7, &run.job_type);
-    put_text(&mut out, 8, &run.name);
-    put_text(&mut out, 9, &run.notes);
-    run.tags.iter().for_each(|tag| put_text(&mut out, 10, tag));
-    put_int(&mut out, 14, run.starting_step as i64);
-    put_int(&mut time, 1, (run.time / 1000) as i64);
-    put_int(&mut time, 2, (run.time % 1000 * 1_000_000) as i64);
-    put_bytes(&mut out, 17, &time);
-    put_int(&mut out, 18, run.is_resumed.into());
-    put_int(&mut out, 20, run.runtime as i64);
-    record(number, RUN, &out)
+    let setting = |(key, json): &(String, String)| message().text(1, key).text(16, json);
+    let config = run.config.iter().fold(message(), |config, pair| config.message(1, setting(pair)));
+    let time = message().int(1, (run.time / 1000) as i64).int(2, (run.time % 1000 * 1_000_000) as i64);
+    let run = message()
+        .text(1, &run.id)
+        .text(2, &run.entity)
+        .text(3, &run.project)
+        .message(4, config)
+        .text(6, &run.group)
+        .text(7, &run.job_type)
+        .text(8, &run.name)
+        .text(9, &run.notes)
+        .texts(10, &run.tags)
+        .int(14, run.starting_step as i64)
+        .message(17, time)
+        .int(18, run.is_resumed.into())
+        .int(20, run.runtime as i64);
+    record(number, RUN, run)
 }
 
 /// The figures of a step.
 pub(in crate::logging) fn history(number: u64, row: &Row) -> Vec<u8> {
-    let (mut out, mut step) = (Vec::new(), Vec::new());
-    row.fields().for_each(|(name, json)| put_bytes(&mut out, 1, &item(&[name], &json)));
-    put_int(&mut step, 1, row.step as i64);
-    put_bytes(&mut out, 2, &step);
-    record(number, HISTORY, &out)
+    record(number, HISTORY, items(row).message(2, message().int(1, row.step as i64)))
 }
 
 /// The last value of each figure.
 pub(in crate::logging) fn summary(number: u64, row: &Row) -> Vec<u8> {
-    let mut out = Vec::new();
-    row.fields().for_each(|(name, json)| put_bytes(&mut out, 1, &item(&[name], &json)));
-    put_bytes(&mut out, 1, &item(&["_wandb", "runtime"], &json_of(&(row.runtime as u64).into())));
-    record(number, SUMMARY, &out)
+    let runtime = message().texts(2, ["_wandb", "runtime"]).text(16, &json_of(&(row.runtime as u64).into()));
+    record(number, SUMMARY, items(row).message(1, runtime))
 }
 
 /// Files in the folder `files` beside the log.
 pub(in crate::logging) fn files<'a>(number: u64, names: impl IntoIterator<Item = &'a str>) -> Vec<u8> {
-    let mut out = Vec::new();
-    for name in names {
-        let mut file = Vec::new();
-        put_text(&mut file, 1, name);
-        put_bytes(&mut out, 1, &file);
-    }
-    record(number, FILES, &out)
+    let files = names.into_iter().fold(message(), |files, name| files.message(1, message().text(1, name)));
+    record(number, FILES, files)
 }
 
 /// The run is over.
 pub(in crate::logging) fn exit(number: u64, code: i64, runtime: f64) -> Vec<u8> {
-    let mut out = Vec::new();
-    put_int(&mut out, 1, code);
-    put_int(&mut out, 2, runtime as i64);
-    record(number, EXIT, &out)
+    record(number, EXIT, message().int(1, code).int(2, runtime as i64))
 }
 
 /// A saved checkpoint, which W&B knows by its place.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::logging) struct Checkpoint<'a> {
-    /// The run.
     pub run: &'a RunHead,
     /// Name of its folder.
     pub name: &'a str,
@@ -181,34 +148,30 @@ pub(in crate::logging) struct Checkpoint<'a> {
 impl Checkpoint<'_> {
     /// A version of the artifact of the run's checkpoints.
     pub fn record(&self, number: u64) -> Vec<u8> {
-        let (mut out, mut manifest, mut entry) = (Vec::new(), Vec::new(), Vec::new());
-        put_text(&mut entry, 1, self.name);
-        // As W&B's own client does it where it is not to compute checksums: the reference stands
-        // for its content.
-        put_text(&mut entry, 2, self.uri);
-        put_text(&mut entry, 3, self.uri);
-        put_int(&mut manifest, 1, 1);
-        put_text(&mut manifest, 2, "wandb-storage-policy-v1");
-        let mut layout = Vec::new();
-        put_text(&mut layout, 1, "storageLayout");
-        put_text(&mut layout, 2, "\"V2\"");
-        put_bytes(&mut manifest, 3, &layout);
-        put_bytes(&mut manifest, 4, &entry);
-        let digest = Md5::digest(format!("wandb-artifact-manifest-v1\n{}:{}\n", self.name, self.uri));
+        let Self { run, name, uri, iteration } = *self;
+        let digest = Md5::digest(format!("wandb-artifact-manifest-v1\n{name}:{uri}\n"));
         let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        put_text(&mut out, 1, &self.run.id);
-        put_text(&mut out, 2, &self.run.project);
-        put_text(&mut out, 3, &self.run.entity);
-        put_text(&mut out, 4, "model");
-        put_text(&mut out, 5, &format!("{}-checkpoint", self.run.id));
-        put_text(&mut out, 6, &digest);
-        put_text(&mut out, 8, &format!("{{\"iteration\":{}}}", self.iteration));
-        ["latest", self.name].iter().for_each(|alias| put_text(&mut out, 11, alias));
-        put_bytes(&mut out, 12, &manifest);
-        put_int(&mut out, 14, 1);
-        put_text(&mut out, 15, &identifier(&format!("{} {}", self.run.id, self.name)));
-        put_text(&mut out, 16, &identifier(&self.run.id));
-        record(number, ARTIFACT, &out)
+        let manifest = message()
+            .int(1, 1)
+            .text(2, "wandb-storage-policy-v1")
+            .message(3, message().text(1, "storageLayout").text(2, "\"V2\""))
+            // As W&B's own client does it where it is not to compute checksums: the reference
+            // stands for its content.
+            .message(4, message().text(1, name).text(2, uri).text(3, uri));
+        let artifact = message()
+            .text(1, &run.id)
+            .text(2, &run.project)
+            .text(3, &run.entity)
+            .text(4, "model")
+            .text(5, &format!("{}-checkpoint", run.id))
+            .text(6, &digest)
+            .text(8, &format!("{{\"iteration\":{iteration}}}"))
+            .texts(11, ["latest", name])
+            .message(12, manifest)
+            .int(14, 1)
+            .text(15, &identifier(&format!("{} {name}", run.id)))
+            .text(16, &identifier(&run.id));
+        record(number, ARTIFACT, artifact)
     }
 }
 
@@ -228,13 +191,12 @@ pub(super) struct StepOf {
 
 /// Step of a record of history; `None` for all other records.
 pub(super) fn step_of(record: &[u8]) -> Option<StepOf> {
-    let mut fields = Fields(record);
-    let history = std::iter::from_fn(|| fields.next()).find_map(|field| match field {
+    let history = Fields(record).find_map(|field| match field {
         (number, Field::Bytes(history)) if number == u64::from(HISTORY) => Some(history),
         _ => None,
     })?;
-    let (mut of, mut fields) = (StepOf::default(), Fields(history));
-    while let Some(field) = fields.next() {
+    let mut of = StepOf::default();
+    for field in Fields(history) {
         match field {
             (1, Field::Bytes(item)) => of.runtime = runtime(item).unwrap_or(of.runtime),
             (2, Field::Bytes(step)) => {

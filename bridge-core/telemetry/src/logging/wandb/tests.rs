@@ -269,9 +269,9 @@ fn a_job_that_goes_on_cuts_what_it_does_again() {
 #[test]
 fn a_disk_that_is_full_is_an_error_and_changes_nothing() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut store = DataStore::from_file(full, 7);
+    let mut store = DataStore { file: full, length: 7 };
     assert!(store.add(&[head(1)]).unwrap_err().to_string().contains("space"));
-    assert_eq!(store.length(), 7);
+    assert_eq!(store.length, 7);
 }
 
 proptest! {
@@ -288,7 +288,7 @@ proptest! {
         let mut ends = vec![7];
         for record in &records {
             store.add(std::slice::from_ref(record)).unwrap();
-            ends.push(store.length());
+            ends.push(store.length);
         }
         let log = std::fs::read(&path).unwrap();
         prop_assert_eq!(&payloads(&log), &records);
