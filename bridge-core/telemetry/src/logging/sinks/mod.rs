@@ -5,15 +5,13 @@ mod comet;
 mod console;
 mod lines;
 mod metrics_jsonl;
-#[cfg(feature = "trackers")]
-mod mlflow;
-#[cfg(feature = "trackers")]
-mod otlp;
 mod plot;
 mod progress_log;
 #[cfg(feature = "prometheus")]
 mod prometheus;
 mod run_record;
+#[cfg(feature = "trackers")]
+mod served;
 mod tensor_table;
 mod tensorboard;
 mod tracked;
@@ -42,9 +40,9 @@ const RECIPE: &[Open] = &[
     plot::open,
     // After the plots, which trackers send at the end.
     #[cfg(feature = "trackers")]
-    mlflow::open,
+    served::open_mlflow,
     #[cfg(feature = "trackers")]
-    otlp::open,
+    served::open_otlp,
     #[cfg(not(feature = "trackers"))]
     |context| refuse(context.config.logger.mlflow_experiment.is_some(), "logger.mlflow_experiment", "trackers"),
     #[cfg(not(feature = "trackers"))]

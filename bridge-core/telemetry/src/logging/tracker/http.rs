@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
+use percent_encoding::percent_decode_str;
 use serde_json::Value;
 use ureq::Agent;
 use ureq::http::StatusCode;
@@ -43,14 +44,14 @@ impl Client {
     /// A client of the server at `address`, in which `${NAME}` is an environment variable.
     /// Credentials in it, `user:password@`, count if no `authorization` is given. None of it is in
     /// messages.
-    pub fn new(address: &str, authorization: Option<String>) -> Self {
+    pub fn new(address: &str, authorization: Option<String>, headers: Vec<(String, String)>) -> Self {
         let config = Agent::config_builder().timeout_global(Some(PATIENCE)).http_status_as_error(false).build();
         let agent = config.into();
         let whole = match with_variables(address) {
             Ok(whole) => whole,
             Err(name) => {
                 let why = format!("{}: the environment variable {name} is not set", redacted(address));
-                return Self { agent, base: Err(why), query: String::new(), authorization, headers: Vec::new() };
+                return Self { agent, base: Err(why), query: String::new(), authorization, headers };
             }
         };
         let (scheme, place) = whole.split_once("://").unwrap_or(("http", &whole));
@@ -59,18 +60,14 @@ impl Client {
         // A recipe that Bridge has written has its credentials in the environment.
         let credentials = credentials.filter(|credentials| *credentials != REDACTED).map(|credentials| {
             let (user, password) = credentials.split_once(':').unwrap_or((credentials, ""));
-            let decoded = [percent_decoded(user), b":".to_vec(), percent_decoded(password)].concat();
+            let decoded =
+                percent_decode_str(user).chain([b':']).chain(percent_decode_str(password)).collect::<Vec<u8>>();
             format!("Basic {}", BASE64_STANDARD.encode(decoded))
         });
         let base = Ok(format!("{scheme}://{}", place.trim_end_matches('/')));
         let is_known = |parameter: &&str| parameter.split_once('=').is_none_or(|(_, value)| value != REDACTED);
         let query = query.split('&').filter(is_known).collect::<Vec<_>>().join("&");
-        Self { agent, base, query, authorization: authorization.or(credentials), headers: Vec::new() }
-    }
-
-    /// The same, which sends these headers too.
-    pub fn with_headers(self, headers: Vec<(String, String)>) -> Self {
-        Self { headers, ..self }
+        Self { agent, base, query, authorization: authorization.or(credentials), headers }
     }
 
     /// The answer of a request, if it is one of success.
@@ -112,19 +109,6 @@ impl Client {
             || [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT, StatusCode::UNAUTHORIZED].contains(&status);
         Err(if is_passing { SendError::Later(message) } else { SendError::Never(message) })
     }
-}
-
-/// The bytes of a text with `%XX` for some of them.
-fn percent_decoded(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, behind @ ..] = rest {
-        let hex = behind.get(..2).filter(|_| *first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-        let byte = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        bytes.push(byte.unwrap_or(*first));
-        rest = if byte.is_some() { &behind[2..] } else { behind };
-    }
-    bytes
 }
 
 fn with<B>(request: ureq::RequestBuilder<B>, headers: &[(&str, &str)]) -> ureq::RequestBuilder<B> {

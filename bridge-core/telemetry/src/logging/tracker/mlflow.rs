@@ -2,7 +2,6 @@
 //! artifact proxy of its server.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine};
 use bridge_data::untrusted_io;
@@ -28,13 +27,9 @@ const LARGEST_FILE: u64 = 64 << 20;
 /// Destination of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::logging) struct Target {
-    /// Address of the server.
     pub uri: String,
-    /// Name of the experiment.
     pub experiment: String,
-    /// Name of the run.
     pub run_name: String,
-    /// Tags of the run.
     pub tags: BTreeMap<String, String>,
 }
 
@@ -55,7 +50,7 @@ impl MlFlow {
             let password = of("MLFLOW_TRACKING_PASSWORD").unwrap_or_default();
             format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}")))
         });
-        let client = Client::new(&target.uri, token.or(user));
+        let client = Client::new(&target.uri, token.or(user), Vec::new());
         Self { target, client }
     }
 
@@ -163,7 +158,9 @@ impl Service for MlFlow {
             }
             Item::File { name, path } => {
                 run()?;
-                self.artifact(known, name, &read(path)?).map(|()| 1)
+                let refused = |error| SendError::Never(format!("{}: {error}", path.display()));
+                let content = untrusted_io::read(path, LARGEST_FILE).map_err(refused)?;
+                self.artifact(known, name, &content).map(|()| 1)
             }
             Item::End { time, state } => {
                 let status = match state.as_str() {
@@ -178,11 +175,6 @@ impl Service for MlFlow {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, SendError> {
-    let refused = |error: std::io::Error| SendError::Never(format!("{}: {error}", path.display()));
-    untrusted_io::read(path, LARGEST_FILE).map_err(refused)
-}
-
 fn unexpected(what: &str, answer: &Value) -> SendError {
     let answer: String = answer.to_string().chars().take(200).collect();
     SendError::Later(format!("expected {what}, the server answers {answer}"))
@@ -191,23 +183,10 @@ fn unexpected(what: &str, answer: &Value) -> SendError {
 /// A name as MLflow takes it: `@` as `_at_`, one slash at the most, and letters, digits, `_ . - : `
 /// and space besides.
 pub(in crate::logging) fn name(name: &str) -> String {
-    let mut has_slash = false;
-    let mut last = ' ';
-    let mut made = String::with_capacity(name.len());
-    for c in name.replace('@', "_at_").chars() {
-        if c == '/' && last == '/' {
-            continue;
-        }
-        last = c;
-        made.push(match c {
-            '/' if has_slash => '_',
-            '/' => {
-                has_slash = true;
-                '/'
-            }
-            c if c.is_alphanumeric() || "_.-: ".contains(c) => c,
-            _ => '_',
-        });
+    let clean = |text: &str| text.replace(|c: char| !(c.is_alphanumeric() || "_.-: ".contains(c)), "_");
+    let mut name = name.replace('@', "_at_");
+    while name.contains("//") {
+        name = name.replace("//", "/");
     }
-    made
+    name.split_once('/').map_or_else(|| clean(&name), |(head, rest)| format!("{}/{}", clean(head), clean(rest)))
 }

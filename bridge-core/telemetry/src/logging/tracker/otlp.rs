@@ -20,12 +20,14 @@ const AT_ONCE: usize = 2000;
 /// Service name of runs.
 const SERVICE: &str = "bridge";
 
+/// The span of the whole run, around all others.
+const RUN: &str = "run";
+
 /// Destination of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(in crate::logging) struct OtlpTarget {
     /// Address of the collector, to which `/v1/metrics` and `/v1/traces` are added.
     pub endpoint: String,
-    /// Name of the recipe.
     pub recipe: String,
 }
 
@@ -44,7 +46,7 @@ impl Otlp {
         let pair =
             |pair: &str| pair.split_once('=').map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()));
         let headers = headers.split(',').filter_map(pair).collect();
-        Self { client: Client::new(&target.endpoint, None).with_headers(headers), target }
+        Self { client: Client::new(&target.endpoint, None, headers), target }
     }
 
     /// Resource attributes of the sender.
@@ -55,8 +57,14 @@ impl Otlp {
         json!({ "attributes": attributes.map(of) })
     }
 
-    fn post(&self, signal: &str, content: &Value) -> Result<(), SendError> {
-        let answer = self.client.ask(&format!("v1/{signal}"), Body::Json(content))?;
+    /// Sends `content` as a list `list` of a signal, `metrics` or `traces`, whose names in JSON
+    /// begin with `prefix`.
+    fn post(&self, run: &str, signal: &str, prefix: &str, list: &str, content: Value) -> Result<(), SendError> {
+        let scope = json!({ "name": SERVICE, "version": env!("CARGO_PKG_VERSION") });
+        let scoped = json!([{ "scope": scope, list: content }]);
+        let resources = json!([{ "resource": self.resource(run), format!("scope{prefix}"): scoped }]);
+        let body = json!({ format!("resource{prefix}"): resources });
+        let answer = self.client.ask(&format!("v1/{signal}"), Body::Json(&body))?;
         let partial = &answer["partialSuccess"];
         let rejected = ["rejectedDataPoints", "rejectedSpans"].iter().any(|count| match &partial[count] {
             Value::String(count) => count != "0",
@@ -74,45 +82,44 @@ impl Otlp {
             let Item::Figures { time, step, values } = item else { continue };
             for (name, value) in values {
                 let step = json!({ "key": "step", "value": { "intValue": step.to_string() } });
-                let point =
-                    json!({ "timeUnixNano": (time * 1_000_000).to_string(), "asDouble": value, "attributes": [step] });
+                let time = (time * 1_000_000).to_string();
+                let point = json!({ "timeUnixNano": time, "asDouble": value, "attributes": [step] });
                 by_name.entry(name).or_default().push(point);
             }
         }
-        let metrics: Vec<Value> = by_name
-            .into_iter()
-            .map(|(name, points)| json!({ "name": name, "gauge": { "dataPoints": points } }))
-            .collect();
-        let scope = json!({ "scope": scope(), "metrics": metrics });
-        self.post(
-            "metrics",
-            &json!({ "resourceMetrics": [{ "resource": self.resource(run), "scopeMetrics": [scope] }] }),
-        )
+        let metric = |(name, points)| json!({ "name": name, "gauge": { "dataPoints": points } });
+        self.post(run, "metrics", "Metrics", "metrics", by_name.into_iter().map(metric).collect())
     }
 
-    fn spans(&self, run: &str, spans: &[Value]) -> Result<(), SendError> {
-        let scope = json!({ "scope": scope(), "spans": spans });
-        self.post("traces", &json!({ "resourceSpans": [{ "resource": self.resource(run), "scopeSpans": [scope] }] }))
+    fn spans(&self, run: &str, spans: Vec<Value>) -> Result<(), SendError> {
+        self.post(run, "traces", "Spans", "spans", spans.into())
     }
 }
 
-fn scope() -> Value {
-    json!({ "name": SERVICE, "version": env!("CARGO_PKG_VERSION") })
+/// A span of the run, which is the one `what`, in nanoseconds since 1970.
+fn span(run: &str, what: &str, name: &str, (start, end): (u64, u64), attributes: Value) -> Value {
+    let id = |what: &str| {
+        let hash = XxHash3_128::oneshot(format!("{run}\n{what}").as_bytes()) as u64;
+        format!("{:016x}", hash.max(1))
+    };
+    let mut span = json!({
+        // All jobs of the run have one trace.
+        "traceId": format!("{:032x}", XxHash3_128::oneshot(run.as_bytes()).max(1)),
+        "spanId": id(what),
+        "name": name,
+        "kind": 1,
+        "startTimeUnixNano": start.to_string(),
+        "endTimeUnixNano": end.to_string(),
+        "attributes": attributes,
+    });
+    if what != RUN {
+        span["parentSpanId"] = id(RUN).into();
+    }
+    span
 }
 
-/// The trace of a run, whichever job of it sends.
-fn trace_id(run: &str) -> String {
-    format!("{:032x}", XxHash3_128::oneshot(run.as_bytes()).max(1))
-}
-
-/// A span of the run, of what is named so.
-fn span_id(run: &str, what: &str) -> String {
-    let hash = XxHash3_128::oneshot(format!("{run}\n{what}").as_bytes()) as u64;
-    format!("{:016x}", hash.max(1))
-}
-
-/// A span of a step, or of another part of the run.
-fn span(run: &str, item: &Item) -> Option<Value> {
+/// The span of a step, or of another part of the run.
+fn span_of(run: &str, item: &Item) -> Option<Value> {
     let Item::Span { name, start, end, attributes } = item else { return None };
     let attribute = |(key, value): &(String, Value)| {
         let value = match value {
@@ -123,16 +130,8 @@ fn span(run: &str, item: &Item) -> Option<Value> {
         };
         json!({ "key": key, "value": value })
     };
-    Some(json!({
-        "traceId": trace_id(run),
-        "spanId": span_id(run, &format!("{name} {start}")),
-        "parentSpanId": span_id(run, "run"),
-        "name": name,
-        "kind": 1,
-        "startTimeUnixNano": start.to_string(),
-        "endTimeUnixNano": end.to_string(),
-        "attributes": attributes.iter().map(attribute).collect::<Vec<_>>(),
-    }))
+    let attributes = attributes.iter().map(attribute).collect();
+    Some(span(run, &format!("{name} {start}"), name, (*start, *end), attributes))
 }
 
 /// Leading items that fit into one request: items of one type, up to a limit of points or spans.
@@ -157,7 +156,7 @@ impl Service for Otlp {
         let run = known.run.clone();
         let send = |some: &[&Item]| match some[0] {
             Item::Figures { .. } => self.figures(&run, some),
-            _ => self.spans(&run, &some.iter().filter_map(|item| span(&run, item)).collect::<Vec<_>>()),
+            _ => self.spans(&run, some.iter().filter_map(|item| span_of(&run, item)).collect()),
         };
         match &items[0] {
             Item::Begin { time, .. } => {
@@ -174,19 +173,12 @@ impl Service for Otlp {
                 }
             }
             Item::End { time, state } => {
-                let nanoseconds = |milliseconds: &str| format!("{milliseconds}000000");
-                let begun = known.ids.get("begun").cloned().unwrap_or_else(|| time.to_string());
-                let whole = json!({
-                    "traceId": trace_id(&run),
-                    "spanId": span_id(&run, "run"),
-                    "name": self.target.recipe,
-                    "kind": 1,
-                    "startTimeUnixNano": nanoseconds(&begun),
-                    "endTimeUnixNano": nanoseconds(&time.to_string()),
-                    "attributes": [{ "key": "state", "value": { "stringValue": state } }],
-                    "status": { "code": if state == "failed" { 2 } else { 1 } },
-                });
-                self.spans(&run, &[whole]).map(|()| 1)
+                let begun = known.ids.get("begun").and_then(|begun| begun.parse().ok()).unwrap_or(*time);
+                let attributes = json!([{ "key": "state", "value": { "stringValue": state } }]);
+                let times = (begun.saturating_mul(1_000_000), time.saturating_mul(1_000_000));
+                let mut whole = span(&run, RUN, &self.target.recipe, times, attributes);
+                whole["status"] = json!({ "code": if state == "failed" { 2 } else { 1 } });
+                self.spans(&run, vec![whole]).map(|()| 1)
             }
             Item::Tag { .. } | Item::Text { .. } | Item::File { .. } => {
                 Err(SendError::Never("OTLP has no place for files and tags".into()))

@@ -2,7 +2,8 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,36 +21,19 @@ const AT_THE_END: Duration = Duration::from_secs(10);
 pub(in crate::logging) struct Tracker {
     name: &'static str,
     spool: Arc<Spool>,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    /// Items were added since the thread looked.
-    has_more: bool,
-    /// When to give up; the run is over.
-    until: Option<Instant>,
-    /// True if the end does not wait.
-    gives_up: bool,
     /// Message that the run should print once.
-    trouble: Option<String>,
-    /// Items that the server refused, and lines that were damaged.
-    refused: usize,
-    /// True if everything is sent.
-    is_empty: bool,
+    trouble: Arc<Mutex<Option<String>>>,
+    news: SyncSender<News>,
+    /// Time limit at the end of the run.
+    pub(super) patience: Duration,
+    /// Ends with the number of items that were refused, if all others are sent.
+    thread: Option<JoinHandle<Option<usize>>>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+/// News for the thread: items were added, or the run is over and the thread gives up at that time.
+enum News {
+    Items,
+    Over(Instant),
 }
 
 impl Tracker {
@@ -86,25 +70,20 @@ impl Tracker {
         known.target = target;
         known.sent = spool.start(&known)?;
         spool.write_known(&known)?;
-        let shared = Arc::new(Shared::default());
-        shared.state().trouble = remark;
-        let (of_thread, items) = (Arc::clone(&shared), Arc::clone(&spool));
-        let work = move || Sender { service, spool: items, known, shared: of_thread }.run();
+        let trouble = Arc::new(Mutex::new(remark));
+        let (news, received) = sync_channel(1);
+        let (told, items) = (Arc::clone(&trouble), Arc::clone(&spool));
+        let work = move || Sender { service, spool: items, known, trouble: told, news: received }.run();
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(work)?;
-        Ok(Self { name, spool, shared, thread: Some(thread) })
+        Ok(Self { name, spool, trouble, news, patience: AT_THE_END, thread: Some(thread) })
     }
 
-    /// Adds an item.
-    ///
-    /// # Errors
-    /// The disk's, and once what keeps earlier items from being sent.
+    /// Adds an item. Errors are the disk's, and once what keeps earlier items from being sent.
     pub fn add(&self, item: &Item) -> Result<(), SinkError> {
         self.spool.append(item)?;
-        let mut state = self.shared.state();
-        state.has_more = true;
-        self.shared.changed.notify_all();
-        let trouble = state.trouble.take();
-        trouble.map_or(Ok(()), |why| {
+        // Where news wait already, the thread will see this item too.
+        let _ = self.news.try_send(News::Items);
+        lock(&self.trouble).take().map_or(Ok(()), |why| {
             Err(Box::new(Deferred(format!("{why}; figures are kept and sent later"))) as SinkError)
         })
     }
@@ -113,30 +92,18 @@ impl Tracker {
     /// has to say.
     pub fn close(&mut self) -> Option<String> {
         let thread = self.thread.take()?;
-        let mut state = self.shared.state();
-        let patience = if state.gives_up { Duration::ZERO } else { AT_THE_END };
-        state.until = Some(Instant::now() + patience);
-        drop(state);
-        self.shared.changed.notify_all();
-        let died = thread.join().is_err();
-        let state = self.shared.state();
+        // A thread that died has nobody listening.
+        let _ = self.news.send(News::Over(Instant::now() + self.patience));
         let name = self.name;
-        match (state.is_empty && !died, state.refused) {
-            (true, 0) => None,
-            (true, refused) => Some(format!("{name}: {refused} items were refused")),
-            (false, _) => {
-                let why = state.trouble.as_deref().map_or(String::new(), |trouble| format!(" ({trouble})"));
+        match thread.join().ok().flatten() {
+            Some(0) => None,
+            Some(refused) => Some(format!("{name}: {refused} items were refused")),
+            None => {
+                let trouble = lock(&self.trouble).take();
+                let why = trouble.map_or(String::new(), |trouble| format!(" ({trouble})"));
                 Some(format!("{name}: not all figures are sent{why}; `bridge runs send` sends the rest"))
             }
         }
-    }
-}
-
-#[cfg(test)]
-impl Tracker {
-    /// Lets the end come at once.
-    pub fn give_up(&self) {
-        self.shared.state().gives_up = true;
     }
 }
 
@@ -146,11 +113,16 @@ impl Drop for Tracker {
     }
 }
 
+fn lock(trouble: &Mutex<Option<String>>) -> MutexGuard<'_, Option<String>> {
+    trouble.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 struct Sender {
     service: Box<dyn Service>,
     spool: Arc<Spool>,
     known: Known,
-    shared: Arc<Shared>,
+    trouble: Arc<Mutex<Option<String>>>,
+    news: Receiver<News>,
 }
 
 /// Result of one pass over the spool.
@@ -165,67 +137,63 @@ enum Look {
 }
 
 impl Sender {
-    fn run(mut self) {
-        let mut pause = PAUSES.0;
-        let mut is_told = false;
+    /// Sends items until the run is over. Returns the number of refused items if no item is left.
+    fn run(mut self) -> Option<usize> {
+        let (mut pause, mut is_told, mut refused, mut until) = (PAUSES.0, false, 0, None);
         loop {
-            let until = self.shared.state().until;
-            match self.look() {
+            let look = send_some(self.service.as_mut(), &self.spool, &mut self.known);
+            match look.unwrap_or_else(|error| Look::Failed(error.to_string())) {
                 Look::Done(_, 0, _) => {
                     (pause, is_told) = (PAUSES.0, false);
-                    self.shared.state().trouble = None;
+                    *lock(&self.trouble) = None;
                 }
-                Look::Done(_, refused, why) => {
-                    let mut state = self.shared.state();
-                    state.refused += refused;
+                Look::Done(_, more, why) => {
+                    refused += more;
                     // Of many in a row the first one.
-                    if !is_told {
-                        (state.trouble, is_told) = (why, true);
+                    if !std::mem::replace(&mut is_told, true) {
+                        *lock(&self.trouble) = why;
                     }
                 }
                 Look::Empty if until.is_some() => {
                     let _ = self.spool.clear(&mut self.known);
-                    let mut state = self.shared.state();
-                    (state.is_empty, state.trouble) = (true, None);
-                    return;
+                    return Some(refused);
                 }
-                Look::Empty => self.wait(None),
+                Look::Empty => until = over(self.news.recv().ok()),
                 Look::Failed(why) => {
-                    let mut state = self.shared.state();
-                    if until.is_some_and(|until| Instant::now() + pause >= until) {
-                        state.trouble = Some(why);
-                        return;
+                    let gives_up = until.is_some_and(|until| Instant::now() + pause >= until);
+                    if gives_up || !std::mem::replace(&mut is_told, true) {
+                        *lock(&self.trouble) = Some(why);
                     }
-                    if !is_told {
-                        (state.trouble, is_told) = (Some(why), true);
+                    match until {
+                        _ if gives_up => return None,
+                        Some(_) => std::thread::sleep(pause),
+                        None => until = self.wait(pause),
                     }
-                    drop(state);
-                    self.wait(Some(pause));
                     pause = (2 * pause).min(PAUSES.1);
                 }
             }
         }
     }
 
-    /// Sleeps for `pause`, or until there is more; at the end of the run no longer.
-    fn wait(&self, pause: Option<Duration>) {
-        let state = self.shared.state();
-        let was_open = state.until.is_none();
-        let limit = pause.unwrap_or(PAUSES.1);
-        let goes_on = |state: &mut State| {
-            let is_over = state.until.is_some() && was_open;
-            !(is_over || pause.is_none() && state.has_more)
-        };
-        let waited = self.shared.changed.wait_timeout_while(state, limit, goes_on);
-        waited.unwrap_or_else(PoisonError::into_inner).0.has_more = false;
-    }
-
-    fn look(&mut self) -> Look {
-        self.shared.state().has_more = false;
-        match send_some(self.service.as_mut(), &self.spool, &mut self.known) {
-            Ok(look) => look,
-            Err(error) => Look::Failed(error.to_string()),
+    /// Sleeps for `pause`, or until the run is over.
+    fn wait(&self, pause: Duration) -> Option<Instant> {
+        let end = Instant::now() + pause;
+        loop {
+            match self.news.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(News::Items) => {}
+                Err(RecvTimeoutError::Timeout) => return None,
+                news => return over(news.ok()),
+            }
         }
+    }
+}
+
+/// When the thread gives up, if the run is over. A run that dropped its tracker is.
+fn over(news: Option<News>) -> Option<Instant> {
+    match news {
+        Some(News::Items) => None,
+        Some(News::Over(until)) => Some(until),
+        None => Some(Instant::now()),
     }
 }
 

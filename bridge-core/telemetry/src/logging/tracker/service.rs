@@ -3,65 +3,24 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Item to send.
+/// Item to send. Times are milliseconds since 1970, those of spans nanoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "item", rename_all = "snake_case")]
 pub enum Item {
-    /// The run begins, or goes on.
-    Begin {
-        /// Milliseconds since 1970.
-        time: u64,
-        /// Settings that differ from their defaults, by key.
-        settings: Vec<(String, String)>,
-    },
+    /// The run begins, or goes on. Settings are those that differ from their defaults.
+    Begin { time: u64, settings: Vec<(String, String)> },
     /// Figures of a step, by the tracker's names. What is not finite is a text.
-    Figures {
-        /// Milliseconds since 1970.
-        time: u64,
-        /// The step.
-        step: u64,
-        /// Names and values.
-        values: Vec<(String, Value)>,
-    },
-    /// Something that took time.
-    Span {
-        /// Name of the span.
-        name: String,
-        /// Nanoseconds since 1970 at its beginning.
-        start: u64,
-        /// The same at its end.
-        end: u64,
-        /// Attributes of the span. Values that are not finite are texts.
-        attributes: Vec<(String, Value)>,
-    },
+    Figures { time: u64, step: u64, values: Vec<(String, Value)> },
+    /// Something that took time. Attributes that are not finite are texts.
+    Span { name: String, start: u64, end: u64, attributes: Vec<(String, Value)> },
     /// Something that can be said of the run.
-    Tag {
-        /// Name of the parameter.
-        name: String,
-        /// Value of the parameter.
-        value: String,
-    },
+    Tag { name: String, value: String },
     /// A text as a file.
-    Text {
-        /// The file's name there.
-        name: String,
-        /// Content of the file.
-        content: String,
-    },
-    /// A file, as it is when it is sent.
-    File {
-        /// Name on the server, which may have folders.
-        name: String,
-        /// Path on this machine.
-        path: std::path::PathBuf,
-    },
-    /// The run is over.
-    End {
-        /// Milliseconds since 1970.
-        time: u64,
-        /// End state: `finished`, `stopped` or `failed`.
-        state: String,
-    },
+    Text { name: String, content: String },
+    /// A file, as it is when it is sent. Its name on the server may have folders.
+    File { name: String, path: std::path::PathBuf },
+    /// The run is over: `finished`, `stopped` or `failed`.
+    End { time: u64, state: String },
 }
 
 /// State of a run at a tracker, in a file beside the spool.
@@ -91,10 +50,7 @@ pub enum SendError {
 /// A server that takes what runs tell.
 pub trait Service: Send {
     /// Sends items from the first on, and says how many are sent: at least one, and more where they
-    /// fit into a request.
-    ///
-    /// # Errors
-    /// Why the first one is not sent.
+    /// fit into a request. An error says why the first one is not sent.
     fn send(&mut self, known: &mut Known, items: &[Item]) -> Result<usize, SendError>;
 }
 

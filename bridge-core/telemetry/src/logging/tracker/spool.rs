@@ -2,13 +2,15 @@
 //! known of the run at the tracker.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use bridge_data::untrusted_io;
 
 use super::service::{Item, Known};
+use crate::logging::files::{append_whole, entries};
 
 /// Bytes that are read at once.
 const AT_ONCE: u64 = 1 << 20;
@@ -34,15 +36,7 @@ pub(super) fn place(log_dir: &Path, tracker: &str) -> PathBuf {
 
 /// The folders of a tracker's spools, those of earlier runs in the same log folder too.
 pub(super) fn places(log_dir: &Path, tracker: &str) -> io::Result<Vec<PathBuf>> {
-    let entries = match fs::read_dir(log_dir.join("unsent")) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
-    let mut places: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
-    places.retain(|place| place.file_name().is_some_and(|name| name.to_string_lossy().starts_with(tracker)));
-    places.sort();
-    Ok(places)
+    entries(&log_dir.join("unsent"), |name| name.starts_with(tracker))
 }
 
 /// Keeps what another run has left under a name of its own.
@@ -70,9 +64,7 @@ impl Spool {
         let length = file.metadata()?.len();
         if length > 0 {
             let mut last = [0];
-            let mut reader = File::open(&path)?;
-            reader.seek(SeekFrom::Start(length - 1))?;
-            reader.read_exact(&mut last)?;
+            File::open(&path)?.read_exact_at(&mut last, length - 1)?;
             if last != *b"\n" {
                 // A torn line: what follows begins its own.
                 file.write_all(b"\n")?;
@@ -86,39 +78,25 @@ impl Spool {
         let json = serde_json::to_string(item)?;
         let line = format!("{:08x} {json}\n", crc32c::crc32c(json.as_bytes()));
         let mut file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let length = file.metadata()?.len();
-        let written = file.write_all(line.as_bytes());
-        if written.is_err() {
-            // A disk may have room for a part.
-            let _ = file.set_len(length);
-        }
-        written
+        append_whole(&mut file, line.as_bytes())
     }
 
     /// Items from `start` on: some, not all. A last line without an end is not there yet.
     pub fn read(&self, start: u64) -> io::Result<Part> {
         let mut file = File::open(self.place.join("items"))?;
-        let mut bytes = Vec::new();
-        let mut limit = AT_ONCE;
-        loop {
-            bytes.clear();
-            file.seek(SeekFrom::Start(start))?;
-            (&mut file).take(limit).read_to_end(&mut bytes)?;
-            if bytes.contains(&b'\n') || (bytes.len() as u64) < limit || limit >= LONGEST {
+        file.seek(SeekFrom::Start(start))?;
+        let (mut input, mut lines, mut end) = (BufReader::new(file), Vec::new(), start);
+        while end - start < AT_ONCE {
+            let mut line = Vec::new();
+            let length = input.by_ref().take(LONGEST).read_until(b'\n', &mut line)? as u64;
+            let whole = line.strip_suffix(b"\n");
+            if whole.is_none() && length < LONGEST {
                 break;
             }
-            limit *= 4;
+            end += length;
+            lines.push((whole.and_then(item), end));
         }
-        if bytes.len() as u64 >= LONGEST && !bytes.contains(&b'\n') {
-            return Ok(vec![(None, start + bytes.len() as u64)]);
-        }
-        let mut end = start;
-        let lines = bytes.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
-        let lines = lines.map(|line| {
-            end += line.len() as u64;
-            (item(&line[..line.len() - 1]), end)
-        });
-        Ok(lines.collect())
+        Ok(lines)
     }
 
     /// Writes down what is known.

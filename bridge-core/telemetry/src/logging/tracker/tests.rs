@@ -11,7 +11,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use serde_json::json;
 
 use super::mlflow::{NAME, name};
 use super::*;
@@ -245,7 +244,7 @@ fn what_is_left_is_sent_later_and_a_resumed_run_goes_on() {
     }
     let _ = tracker.add(&end());
     // Nobody waits for the end here.
-    tracker.give_up();
+    tracker.patience = Duration::ZERO;
     assert!(tracker.close().unwrap().contains("bridge runs send"));
     let left = send_left(folder.path()).unwrap();
     assert!(left[0].left.is_some() && left[0].sent == 0, "{left:?}");
@@ -286,7 +285,7 @@ fn another_run_in_the_folder_keeps_what_it_has_not_sent() {
     for run in ["a", "b"] {
         let mut tracker = open(folder.path(), &address, run);
         tracker.add(&begin()).unwrap();
-        tracker.give_up();
+        tracker.patience = Duration::ZERO;
         assert!(tracker.close().is_some());
     }
     let server = Server::start(&address, Mood::Well, Arc::default());
