@@ -22,7 +22,7 @@ fn commit() -> String {
     if !archived.is_empty() && !archived.contains('$') {
         return archived.to_owned();
     }
-    // Of the repository that this package lies in, not of one around the sources of an archive.
+    // The commit of the repository of this package, not of one around an unpacked archive.
     let is_own = git(&["ls-files", "--error-unmatch", "build.rs"]).is_some();
     let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]).filter(|_| is_own) else {
         return "unknown commit".into();

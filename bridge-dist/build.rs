@@ -1,5 +1,5 @@
-//! Says what to install when the feature `mpi` is on and no MPI is found. The bindings' own error
-//! is long and names no package.
+//! Names the packages to install when the feature `mpi` is on and no MPI is found. The bindings'
+//! own error is long and names no package.
 
 use std::process::Command;
 

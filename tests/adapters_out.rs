@@ -85,7 +85,7 @@ fn adapters_are_written_in_pefts_format_and_merged_alike() {
         let (folder, base) = trained(golden, peft);
         let folder = folder.path();
         bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
-        // It compares logits itself, and fails where they differ.
+        // The command compares logits itself, and fails where they differ.
         let said = bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
         assert!(said.contains("logits differ by"), "{said}");
         bridge(folder, &["convert", "export", "merged", "exported"]).unwrap();
@@ -163,7 +163,7 @@ fn commands_compute_with_the_adapter_wherever_its_base_is() {
         assert_near(&losses(model), &expected, &format!("{model:?}"));
     }
     assert_ne!(losses(&["imported", "--recipe", recipe]), expected, "the adapter does nothing");
-    // A base elsewhere is compared with what the adapter was trained on.
+    // A base elsewhere is compared with the one that the adapter was trained on.
     std::fs::rename(folder.join("runs/adapted/imported"), folder.join("moved")).unwrap();
     let error = generated(&["saved"]).unwrap_err();
     assert!(error.contains("expected its base in") && error.contains("--adapter"), "{error}");
@@ -184,7 +184,7 @@ fn objects(said: &str) -> Vec<serde_json::Value> {
     said.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Runs `bridge chat` on what is written to it, and returns the answers.
+/// Runs `bridge chat` on this input, and returns the answers.
 fn answers_of(folder: &Path, model: &[&str], input: &str) -> Vec<String> {
     let mut chat = Command::new(program());
     chat.arg("chat").args(model).args(["--greedy", "--max-tokens=7", "--json"]).current_dir(folder);
@@ -272,7 +272,7 @@ fn commands_take_several_adapters_of_one_base() {
 fn runs_that_measure_draw_a_base() {
     let (folder, _) = trained("lora", &["peft.kind=dora"]);
     let recipe = "saved/iter_0000002/run_config.toml";
-    // It exits with 1 where parameters, states or messages are not those of the plan.
+    // The command exits with 1 where parameters, states or messages are not those of the plan.
     bridge(folder.path(), &["plan", recipe, "--measure", "model.vocab_size=160"]).unwrap();
     let said = bridge(folder.path(), &["train", recipe, "--dry-run", "checkpoint.save=dry"]).unwrap();
     assert!(said.contains("tokens"), "{said}");

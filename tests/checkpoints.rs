@@ -1,4 +1,4 @@
-//! `bridge checkpoint`: what it lists, shows, verifies, compares and deletes.
+//! `bridge checkpoint`: `list`, `show`, `verify`, `compare` and `prune`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -98,7 +98,7 @@ fn pruning_keeps_what_a_run_needs() {
     let (_, text) = checkpoint(folder.path(), &["prune", "saved", "--keep", "1", "--retain-interval", "4"]);
     assert_eq!(text, ["deleted iterations 2"]);
     assert_eq!(left(), [4, 6]);
-    // The only intact one stays, whatever is asked for.
+    // The only intact checkpoint is never deleted.
     std::fs::remove_file(folder.path().join("saved/iter_0000006/train_state.json")).unwrap();
     let (_, text) = checkpoint(folder.path(), &["prune", "saved", "--keep", "1"]);
     assert_eq!(text, ["nothing to delete"]);
@@ -106,8 +106,8 @@ fn pruning_keeps_what_a_run_needs() {
     assert_eq!(checkpoint(folder.path(), &["prune", "saved"]).0, Some(2), "how many to keep must be said");
 }
 
-/// Bytes of the tensors of a safetensors file, by their names without `prefix`; others are left
-/// out.
+/// Bytes of the tensors of a safetensors file whose names begin with `prefix`, by the rest of the
+/// name.
 fn tensors(file: &Path, prefix: &str) -> BTreeMap<String, Vec<u8>> {
     let bytes = std::fs::read(file).unwrap();
     let (length, rest) = bytes.split_first_chunk().unwrap();
@@ -129,7 +129,7 @@ fn masters_begin_with_the_exact_values_of_a_checkpoint_without_the_rest_of_the_o
     };
     let file = |name: &str| folder.path().join(name);
     let masters = |name: &str| tensors(&file(name).join("optimizer-rank00000.safetensors"), "optimizer.master.");
-    // Steps that change nothing, so that what is saved is what was loaded.
+    // Steps that change no parameter, so that the saved values are the loaded ones.
     let still = ["checkpoint.load_optim=false", "optimizer.lr=0.0", "optimizer.min_lr=0.0"];
     let exact = "checkpoint.load_main_params_from_ckpt=true";
     let bf16 = "mixed_precision=bf16_mixed";
@@ -143,7 +143,7 @@ fn masters_begin_with_the_exact_values_of_a_checkpoint_without_the_rest_of_the_o
     assert!(saved.len() > 5);
     assert!(masters("exact/iter_0000003") == saved && masters("rounded/iter_0000003") != saved);
 
-    // From parameters in float32, which have no masters.
+    // A checkpoint of float32 parameters, which have no masters.
     run(&["checkpoint.save=float32", "train.exit_interval=2"]);
     let settings = ["checkpoint.pretrained_checkpoint=float32", "checkpoint.save=tuned", bf16, exact];
     run(&[&still[..], &settings].concat());

@@ -1,4 +1,4 @@
-//! The command line as a user meets it: arguments that are checked, errors that name what is wrong,
+//! The command line as a user meets it: arguments that are checked, errors that name the problem,
 //! exit codes, names of data.
 
 use std::path::Path;
@@ -15,7 +15,7 @@ fn command(folder: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs `bridge` in `folder`; `RECIPE` among the arguments stands for the tiny recipe.
+/// Runs `bridge` in `folder`; `RECIPE` among the arguments means the tiny recipe.
 fn bridge(folder: &Path, arguments: &[&str]) -> Output {
     let recipe = recipe().display().to_string();
     let arguments: Vec<&str> = arguments.iter().map(|a| if *a == "RECIPE" { recipe.as_str() } else { *a }).collect();
@@ -86,7 +86,7 @@ fn settings_are_explained_and_the_command_line_documents_itself() {
     assert!(said(&["config", "explain", "lora_r"]).contains("\npeft.dim\n"));
     for shell in ["bash", "zsh", "fish", "powershell"] {
         let script = said(&["completions", shell]);
-        // That of PowerShell has commands and options, and no values.
+        // The script for PowerShell has commands and options, but no values.
         let has_values = script.contains("nano-llama") || shell == "powershell";
         assert!(script.contains("generate") && has_values, "{shell}");
     }
@@ -149,7 +149,7 @@ fn config_check_knows_which_devices_this_build_has() {
         return;
     }
     let absent = [&check[..], &["device=cuda:1", "optimizer.lr=null"]].concat();
-    // One report has the device and what else is wrong.
+    // One report has the device and all other problems.
     assert_refused(
         &absent,
         &["device: needs the cargo feature `cuda`", "--device cuda", "optimizer.lr", "2 configuration"],
@@ -233,7 +233,7 @@ fn eval_reads_text_in_one_pass() {
     ] {
         let output = eval(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
-        // As JSON, because JSON is asked for.
+        // The error is JSON on standard output, because JSON was requested.
         assert!(text(&output.stdout).contains(name), "{arguments:?}: {}", text(&output.stdout));
     }
 }
@@ -328,7 +328,7 @@ fn odd_recipe_files_are_errors() {
     refused(tiny.replace("num_layers = 2", "num_layers = 9223372036854775807").as_bytes(), "model.num_layers");
     refused(tiny.replace("[train]", "[train.deeper]").as_bytes(), "train.deeper");
     assert_refused(&["train", folder.path().to_str().unwrap()], &[folder.path().to_str().unwrap()]);
-    // Line ends of another system and a byte order mark are no errors.
+    // CRLF line ends and a byte order mark are accepted.
     let odd = format!("\u{feff}{}", tiny.replace('\n', "\r\n"));
     std::fs::write(&path, odd).unwrap();
     let output = bridge(folder.path(), &["config", "check", path.to_str().unwrap()]);
@@ -407,7 +407,7 @@ fn a_measurement_says_what_ran() {
     let reports = ["float32", "bf16", "float16"].map(of);
     for (report, dtype) in reports.iter().zip(["fp32", "bf16", "fp16"]) {
         assert_eq!((&report["dtype"], &report["tokens_per_step"]), (&Value::from(dtype), &Value::from(8)), "{report}");
-        // Those of the model, in whatever they are stored; its positions are as many as tokens.
+        // Parameters of the model, in any dtype, with as many positions as tokens.
         assert_eq!(report["params"], 17_037_312 - (256 - 8) * 384, "{report}");
         assert_eq!(report["losses"].as_array().expect("losses").len(), 3);
         assert!(report["first_step_seconds"].as_f64() >= report["setup_seconds"].as_f64(), "{report}");
@@ -520,7 +520,7 @@ fn a_killed_export_can_be_made_again() {
     remove_but("README.md");
     let again = export();
     assert!(again.status.success(), "{}", text(&again.stderr));
-    // A card of somebody else is not written over.
+    // A card that Bridge did not write is not overwritten.
     remove_but("README.md");
     std::fs::write(model.join("README.md"), "# Mine\n").unwrap();
     let refused = export();

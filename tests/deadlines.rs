@@ -81,7 +81,7 @@ fn is_between_checkpoints(folder: &Path) -> bool {
     newest(folder) >= Some(20) && (1..12).contains(&(losses(folder).len() % 20))
 }
 
-/// Stops a run by SIGTERM; its exit code, what it said, and how long that took.
+/// Stops a run by SIGTERM; returns its exit code, its output, and the time until its end.
 fn stop(folder: &Path, mut run: Child) -> (Option<i32>, String, Duration) {
     let sent = Instant::now();
     signal("-TERM", run.id());
@@ -184,7 +184,7 @@ fn a_save_in_the_background_and_the_last_one_are_both_waited_for() {
     }
 }
 
-/// A supervisor hands the signal on, and does not start again what was asked to stop.
+/// A supervisor forwards the signal, and does not restart a run that was asked to stop.
 #[test]
 fn a_supervised_run_that_misses_its_deadline_stays_ended() {
     for ranks in Ranks::ALL {

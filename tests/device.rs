@@ -112,8 +112,8 @@ fn ranks_that_share_a_device_train_as_on_the_cpu() {
     check_on(&first, &[&two[..], &["ddp.use_distributed_optimizer=true", "ddp.overlap_grad_reduce=true"]].concat());
 }
 
-/// Weights of sharded parameters that travel as codes, from one rank's memory of the device to the
-/// other's: losses are those of weights that travel as they are, to the bit.
+/// Weights of sharded parameters that are gathered as 8-bit codes, from one rank's memory of the
+/// device to the other's: losses are those of weights that are gathered without a cast, to the bit.
 #[test]
 fn weights_that_travel_as_codes_on_a_device_change_no_bit() {
     let first = format!("{DEVICE}:0");

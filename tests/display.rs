@@ -7,15 +7,14 @@ use std::process::{Command, Stdio};
 use bridge_tests::{program, root};
 use console::{measure_text_width, strip_ansi_codes};
 
-/// Runs `bridge train` with `arguments` on a terminal of `columns` columns; returns what appeared
-/// there.
+/// Runs `bridge train` with `arguments` on a terminal of `columns` columns; returns the output.
 fn on_terminal(folder: &Path, columns: usize, arguments: &[&str]) -> String {
     let (text, succeeded) = seen_with(folder, columns, arguments, &[]);
     assert!(succeeded, "{text}");
     text
 }
 
-/// The same with variables of the environment; also whether it succeeded.
+/// Runs `bridge train` with environment variables; also returns whether it succeeded.
 fn seen_with(folder: &Path, columns: usize, arguments: &[&str], variables: &[(&str, &str)]) -> (String, bool) {
     let words: Vec<String> = arguments.iter().map(|word| format!("'{word}'")).collect();
     let line = format!("stty cols {columns}; '{}' train {}", program().display(), words.join(" "));
@@ -88,7 +87,7 @@ fn a_line_of_eighty_columns_has_what_people_look_for() {
         assert!(log.contains(text), "{text} in {log}");
     }
     assert!(!log.contains('\u{1b}'));
-    // And so has a terminal with `-v`.
+    // A terminal with `-v` has the same lines.
     let folder = tempfile::tempdir().unwrap();
     let seen = on_terminal(folder.path(), 80, &[&[recipe("tiny.toml").as_str(), "-v"][..], &QUICK].concat());
     assert!(seen.contains("Configuration Summary") && seen.contains("consumed samples:"), "{seen}");

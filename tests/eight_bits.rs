@@ -53,7 +53,7 @@ fn assert_alike(found: &[f64], single: &[f64], what: &str) {
 #[test]
 fn ranks_that_cut_no_operand_train_like_one() {
     let sharded = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
-    // The same micro-batches: scales are made of what is in one.
+    // The micro-batches must be the same, because scales depend on their content.
     let one = |eight_bits: &[&str]| run(&[eight_bits, &["train.micro_batch_size=1"]].concat());
     for eight_bits in ALL {
         let single = one(eight_bits);
@@ -71,7 +71,7 @@ fn ranks_that_cut_no_operand_train_like_one() {
     }
 }
 
-/// Sharded parameters, and weights that travel as codes.
+/// Sharded parameters, and weights that are gathered as 8-bit codes.
 const SHARDED: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
 const CODES: [&str; 1] = ["ddp.fp8_param_gather=true"];
 

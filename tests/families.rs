@@ -10,7 +10,7 @@ use bridge_tests::{program, records_in, root};
 /// Steps of a run.
 const STEPS: usize = 4;
 
-/// A layout of two ranks: its name, and what asks for it.
+/// A layout of two ranks: its name and its overrides.
 struct Layout {
     name: &'static str,
     settings: &'static [&'static str],
@@ -66,7 +66,7 @@ const COMMON: [&str; 14] = [
     "logger.log_interval=1",
 ];
 
-/// Trains until `steps`, and returns the losses so far, or what was said instead.
+/// Trains until `steps`, and returns the losses so far, or the error output.
 fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<f64>, String> {
     let own = [format!("name={run}"), format!("checkpoint.save={run}"), format!("train.exit_interval={steps}")];
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
@@ -83,7 +83,7 @@ fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<
     }
 }
 
-/// Layouts that a golden model cannot have, and what the refusal says.
+/// Layouts that a golden model cannot have, and text of the refusal.
 const REFUSED: [(&str, &str, &str); 9] = [
     ("deepseek_v3_mtp", "PP 2", "num_layers (3) must be divisible"),
     ("gemma3", "PP 2", "num_layers (3) must be divisible"),
@@ -97,7 +97,7 @@ const REFUSED: [(&str, &str, &str); 9] = [
 ];
 
 /// Trains half of the steps at one layout, the rest at another, and compares with one rank. Returns
-/// what is wrong.
+/// the problems.
 fn check(golden: &Path, pairs: &[(&Layout, &Layout)]) -> Vec<String> {
     let folder = imported(golden);
     let name = golden.file_name().unwrap().to_string_lossy().into_owned();

@@ -346,7 +346,7 @@ fn what_ends_an_answer_is_exported() {
     let tokens = tokenizer["added_tokens"].as_array().unwrap();
     let end = tokens.iter().find(|token| token["content"] == "<|endoftext|>").expect("the tokenizer has it");
     assert_eq!(settings.expect("it is written")["eos_token_id"], end["id"]);
-    // A line ends with text, which no token stands for alone.
+    // Lines end with text that is not a single token.
     assert_eq!(exported("open", "\\n").0, None);
 }
 

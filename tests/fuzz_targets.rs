@@ -1,6 +1,6 @@
 //! The targets of `fuzz`, compiled by stable Rust and run on mutated seeds for a moment each, so
-//! that they stay what parsers take. cargo-fuzz runs them for long; `BRIDGE_HOSTILE_RUNS` says how
-//! many inputs each gets here.
+//! that they still compile and parsers accept their seeds. cargo-fuzz runs them for long;
+//! `BRIDGE_HOSTILE_RUNS` says how many inputs each gets here.
 
 extern crate self as bridge_fuzz;
 extern crate self as libfuzzer_sys;
@@ -54,10 +54,9 @@ fn joined(first: &[u8], second: &[u8]) -> Vec<u8> {
     [&length.to_le_bytes()[..], first, second].concat()
 }
 
-/// A target: its name, what it runs, and a seed that it accepts.
+/// A target: its name, its function, and a seed that it accepts.
 type Target = (&'static str, fn(&[u8]), Vec<u8>);
 
-/// Every target.
 fn targets() -> Vec<Target> {
     const GOLDEN: &str = "bridge-models/tests/fixtures/golden/llama";
     let chat = "bridge-data/tests/fixtures/chat/turns";
@@ -109,8 +108,8 @@ fn mixed(state: &mut u64) -> usize {
     (z ^ (z >> 31)) as usize
 }
 
-/// The seed with some of its bytes changed, doubled, left out or replaced by what numbers end with;
-/// mostly near its beginning, where headers are.
+/// The seed with some of its bytes changed, doubled, left out or replaced by extreme values; mostly
+/// near its beginning, where headers are.
 fn mutated(seed: &[u8], state: &mut u64) -> Vec<u8> {
     const WORDS: [&[u8]; 8] =
         [b"18446744073709551615", b"-1", b"[[[[[[[[", b"null", b"1e999", &[0xff; 8], &[0; 8], b"/dev/zero"];

@@ -1,6 +1,6 @@
-//! Runs that are killed at any moment of their saves, and saves of which a bit is flipped, of every
-//! kind: nothing that was saved is lost, nothing that was damaged is taken. The suite does a few of
-//! each; `BRIDGE_KILLS` and `BRIDGE_FLIPS` say how many, `BRIDGE_RANDOM_SEED` where to begin.
+//! Runs that are killed at any moment of their saves, and saves with a flipped bit, for every kind
+//! of save: published saves are never lost, and damaged ones are never loaded. The suite does a few
+//! of each; `BRIDGE_KILLS` and `BRIDGE_FLIPS` set the numbers, `BRIDGE_RANDOM_SEED` the seed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -150,7 +150,7 @@ impl Kind {
         command.current_dir(folder).stdout(file("out.txt")).stderr(file("err.txt")).spawn().expect("the run starts")
     }
 
-    /// Runs to step `last`; whether it came there, and what it said.
+    /// Runs to step `last`; returns whether it succeeded, and its output.
     fn run(&self, folder: &Path, last: u64, more: &[&str]) -> (bool, String) {
         let mut run = self.start(folder, last, more);
         let began = Instant::now();
@@ -231,7 +231,7 @@ fn kill(kind: &Kind, times: usize, random: &mut Random) {
     let at = folder.path();
     let mut before = 0;
     for turn in 0..times {
-        // The run before may have saved again between the look at its saves and its kill.
+        // The previous run may have saved again between the check of its saves and its kill.
         let at_start = kind.newest(at).map_or(0, |(iteration, _)| iteration);
         let mut run = kind.start(at, 1_000_000, &["checkpoint.save=saved"]);
         let began = Instant::now();

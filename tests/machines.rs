@@ -26,7 +26,7 @@ const RUN: [&str; 10] = [
 
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Machines of mpirun: addresses of documentation (RFC 5737), so that no name server is asked.
+/// Machines of mpirun: addresses of documentation (RFC 5737), so that no name server is queried.
 const FIRST: &str = "198.51.100.1";
 const SECOND: &str = "198.51.100.2";
 const SPARE: &str = "198.51.100.3";
@@ -100,7 +100,7 @@ fn losses(folder: &Path) -> Vec<f64> {
     last_losses(folder).into_values().collect()
 }
 
-/// The number of what started a process.
+/// Process ID of the parent of a process.
 fn parent_of(process: &Path) -> String {
     let status = std::fs::read_to_string(process.join("status")).unwrap();
     status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().to_owned()

@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 use bridge_tests::{program, root};
 use serde_json::Value;
 
-/// Runs `bridge train` on a recipe in a folder of its own; `limit` is what a shell does before.
+/// Runs `bridge train` on a recipe in a folder of its own; `limit` is a shell command that runs
+/// first.
 fn train(folder: &std::path::Path, limit: &str, arguments: &[&str]) -> Output {
     let recipe = root().join("recipes/tiny.toml");
     let mut shell = Command::new("sh");

@@ -54,7 +54,7 @@ fn parameters_states_and_activations_have_owners() {
     let peak: u64 = text.split(": ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
     assert_eq!(table.iter().map(|(bytes, ..)| bytes).sum::<u64>(), peak);
     assert!(table.is_sorted_by(|a, b| a.0 >= b.0));
-    // What nobody has named is little.
+    // Blocks without an owner are a small part.
     let nameless: u64 = table.iter().filter(|(.., owner)| owner == "other threads").map(|(bytes, ..)| bytes).sum();
     assert!(nameless * 5 < peak, "{table:?}");
     let pickle = fs::read(folder.path().join("runs/tiny/trace/snapshot_0.pickle")).unwrap();

@@ -60,7 +60,7 @@ impl Server {
         Arc::new(Self { folder, process: Mutex::new(process), address })
     }
 
-    /// As by `kill -9`.
+    /// Kills the server like `kill -9`.
     fn kill(&self) {
         let mut process = self.process.lock().unwrap();
         process.kill().unwrap();
@@ -82,7 +82,7 @@ impl Server {
         listed
     }
 
-    /// Objects of a checkpoint, by what the server has on disk.
+    /// Objects of a checkpoint, found in the server's folder on disk.
     fn objects(&self, iteration: u64) -> Vec<PathBuf> {
         let folder = self.folder.path().join(format!("bucket/runs/one/iter_{iteration:07}"));
         std::fs::read_dir(folder).into_iter().flatten().map(|entry| entry.unwrap().path()).collect()
@@ -147,7 +147,7 @@ fn train(folder: &Path, manager: Option<ObjectStoreManager>, until: u64) -> Resu
     pretrain(config, options).map(drop).map_err(|error| error.to_string())
 }
 
-/// The run goes on in an empty folder, as on another machine, from the step behind `from`, to the
+/// The run goes on in an empty folder, as on another machine, from the step after `from`, to the
 /// numbers of one without a break.
 fn goes_on(server: &Server, from: u64) {
     static PLAIN: OnceLock<tempfile::TempDir> = OnceLock::new();
@@ -232,7 +232,7 @@ fn a_trainer_that_is_killed_within_a_save_leaves_the_checkpoint_before() {
         .env(ADDRESS, format!("{} {}", server.address, folder.path().display()));
     let status = trainer.stdout(Stdio::null()).status().unwrap();
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
-    // What was stored is no checkpoint, and is cleared up before the next run saves.
+    // The stored files are not a checkpoint, and are deleted before the next run saves.
     assert_eq!(server.listed(), [1, 2]);
     assert!(!server.objects(3).is_empty());
     server.manager().clear_up().unwrap();

@@ -173,7 +173,7 @@ fn a_split_of_token_files_is_read_once_and_a_blend_with_weights_as_the_run_would
     assert!(said.contains("a blend with weights has no end: evaluating on the"), "{said}");
 }
 
-/// Both answers of a pair together have no loss that says something.
+/// A loss over both answers of a pair has no meaning.
 #[test]
 fn preferences_are_not_evaluated_as_text() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! States of the optimizer in less than 32 bits, in whole runs: what is saved, resumed at the same
-//! layout and at others, and what changes no bit.
+//! States of the optimizer in less than 32 bits, in whole runs: saving, resuming at the same and at
+//! other layouts, and bit-identical results.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -165,7 +165,7 @@ fn damaged_scales_are_told() {
     let folder = tempfile::tempdir().unwrap();
     let arguments = [KEPT[0], &[SAVE]].concat();
     run_in(folder.path(), &[&arguments[..], &["train.exit_interval=3"]].concat());
-    // Codes without a scale are no numbers.
+    // Codes without a scale cannot be decoded.
     let root = folder.path().join("checkpoints");
     without_scales(&root);
     let output = bridge(folder.path(), &arguments);

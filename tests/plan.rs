@@ -99,8 +99,8 @@ fn states_in_host_memory_are_told_apart() {
     assert!(text(&layouts).lines().any(|line| line.starts_with("host memory")));
 }
 
-/// Attention on matrix units has no scores; which form runs on a GPU that is not named is not
-/// known.
+/// Attention on matrix units has no score matrix. For an unnamed GPU the plan does not know which
+/// kernel runs.
 #[test]
 fn matrix_units_of_a_named_gpu_need_no_scores() {
     let long = ["recipes/tiny.toml", "mixed_precision=bf16_mixed", "model.kv_channels=16", "model.seq_length=256"];
@@ -113,7 +113,7 @@ fn matrix_units_of_a_named_gpu_need_no_scores() {
     assert_eq!([scores(&["--gpu", "mi300x"]), scores(&["device=cuda"])], [by_products; 2]);
 }
 
-/// Published layouts are in the list, or it says what keeps them out.
+/// Published layouts are in the list, or the output has the reason for their exclusion.
 #[test]
 fn searches_find_layouts_that_fit() {
     for (preset, ranks, published) in [
@@ -131,7 +131,7 @@ fn searches_find_layouts_that_fit() {
             layouts.iter().map(|layout| layout["plan"]["estimate"]["step_seconds"].as_f64().unwrap()).collect();
         assert!(times.is_sorted(), "{preset}: {times:?}");
         for layout in layouts.iter().take(2) {
-            // What the search says of a layout, a plan with its settings says too.
+            // The search's result for a layout equals a plan with its settings.
             let settings: Vec<&str> =
                 layout["settings"].as_array().unwrap().iter().map(|setting| setting.as_str().unwrap()).collect();
             let plan = ["--preset", preset, "--world-size", ranks, "--gpu", "h100-80gb", "--json"];
@@ -267,8 +267,7 @@ fn mistakes_are_bad_input() {
     assert!(failed(&["recipes/gpt2-124m.toml"]).contains("model.vocab_size: must be given for a plan"));
 }
 
-/// Each `console` block of docs/parallelism.md begins with a command and goes on with what it
-/// prints.
+/// Each `console` block of docs/parallelism.md begins with a command and goes on with its output.
 #[test]
 fn the_documentation_shows_what_is_printed() {
     let path = root().join("docs/parallelism.md");

@@ -1,8 +1,8 @@
-//! Runs with random faults: killed, stopped for a while or for good, slowed down, their saves
-//! damaged while they are dead, full disks, ranks that panic or hang; as threads and, where the
-//! suite was built with MPI, as processes, of which one alone is killed, stalls or is slow. Each
-//! must end trained, with the losses of an undisturbed run, bit for bit, or say why it did not. The
-//! suite makes a few; `BRIDGE_RANDOM_FAULTS` says how many, `BRIDGE_RANDOM_SEED` where to begin.
+//! Runs with random faults: killed, stopped for a while or permanently, slowed down, saves damaged
+//! between restarts, full disks, ranks that panic or hang. Ranks are threads and, if the suite was
+//! built with MPI, processes, one of which may be killed, stall or be slow. Each run must finish
+//! training with the losses of an undisturbed run, bit for bit, or report why it did not. The suite
+//! makes a few; `BRIDGE_RANDOM_FAULTS` sets the number, `BRIDGE_RANDOM_SEED` the seed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -55,13 +55,13 @@ impl Random {
 enum Fault {
     /// All of it is killed.
     Kill,
-    /// It is killed, and a bit of its newest save flipped.
+    /// A process is killed, and a bit of its newest save flipped.
     KillAndFlip,
-    /// It stands still for half a second.
+    /// A process is stopped for half a second.
     Stop,
-    /// It stands still, for as long as nobody ends it; only where somebody watches.
+    /// A process is stopped until another process ends it; only for runs with a monitor.
     StopForGood,
-    /// It gets a fifth of the time for two seconds.
+    /// A process gets a fifth of the CPU time for two seconds.
     Slow,
     /// No save succeeds for one and a half seconds.
     FullDisk,
@@ -206,14 +206,14 @@ fn processes_in(folder: &Path, supervisor: u32) -> Vec<Process> {
 /// Processes that hold ranks.
 fn ranks_in(folder: &Path, supervisor: u32) -> Vec<String> {
     let mut found = processes_in(folder, supervisor);
-    // Of an MPI run the launcher is `bridge` too, and has no number.
+    // The launcher of an MPI run is `bridge` too, and has no rank.
     let is_mpi = found.iter().any(|process| process.rank.is_some());
     found.retain(|process| process.is_bridge && (process.rank.is_some() || !is_mpi));
     found.into_iter().map(|process| process.id).collect()
 }
 
 fn signal<'a>(name: &str, processes: impl IntoIterator<Item = &'a String>) {
-    // They may have ended meanwhile.
+    // Errors are ignored: processes may have ended meanwhile.
     let _ = Command::new("kill").arg(name).args(processes).stderr(Stdio::null()).status();
 }
 
@@ -232,7 +232,7 @@ fn flip(folder: &Path, random: &mut Random) {
         let parts = path.iter().filter_map(|part| part.to_str());
         parts.filter_map(|part| part.strip_prefix("iter_")?.parse::<u64>().ok()).next_back()
     };
-    // A run whose only save is damaged has nothing to go on from, and says so.
+    // A run whose only save is damaged cannot resume, and ends with an error.
     let persistent = files.iter().filter(|path| path.starts_with(folder.join("saved"))).filter_map(iteration);
     let Some(newest) = files.iter().filter_map(iteration).max() else { return };
     if persistent.collect::<std::collections::BTreeSet<u64>>().len() < 2 {
@@ -243,7 +243,8 @@ fn flip(folder: &Path, random: &mut Random) {
     let Some(mut bytes) = std::fs::read(&path).ok().filter(|bytes| !bytes.is_empty()) else { return };
     let place = random.below(bytes.len());
     bytes[place] ^= 1 << random.below(8);
-    // It may be a link that other places share; all of them are damaged then, as by one bad block.
+    // The file may be a link that other places share; all of them are damaged then, as by one bad
+    // block.
     std::fs::write(&path, bytes).expect("the folder can be written");
 }
 
@@ -265,7 +266,7 @@ fn stop(processes: &[String], seconds: f64) {
     signal("-CONT", processes);
 }
 
-/// Does it; false if there is nobody to do it to.
+/// Injects a fault; false if no process is running.
 fn do_to(run: &Child, fault: Fault, folder: &Path, random: &mut Random) -> bool {
     let all = ranks_in(folder, run.id());
     let Some(one) = all.get(random.below(all.len().max(1))).cloned() else { return false };
@@ -336,8 +337,7 @@ fn one(seed: u64, undisturbed: &mut BTreeMap<(usize, bool), BTreeMap<u64, u64>>)
         std::thread::sleep(Duration::from_millis(10));
     }
     let said = said();
-    // A disk that is full for longer than three starts take is beyond what a run outlives; it says
-    // so.
+    // If the disk is full for longer than three starts take, the run ends with an error.
     let is_full = case.faults.contains(&Fault::FullDisk) && said.contains("No space left on device");
     let is_given_up = is_full && said.contains("so it is not started again");
     assert!(status.unwrap().success() || is_given_up, "seed {seed}: {case:?}: {said}");

@@ -1,4 +1,4 @@
-//! Restarts inside the process: a rank that fails or hangs, and what becomes of the run.
+//! Restarts inside the process: a rank that fails or hangs, and the end of the run.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -28,7 +28,7 @@ fn best(folder: &Path) -> u64 {
     text.trim().parse().unwrap()
 }
 
-/// Learns for a while, and forgets then what it has learned: the learning rate only grows.
+/// The loss falls for a while, and then rises: the learning rate only grows.
 const WORSE: &[&str] = &[
     "train.train_iters=40",
     "optimizer.lr=2.0",
@@ -183,7 +183,8 @@ fn runs_are_listed_compared_and_drawn_together() {
         assert!(compared.contains(row), "{row} in {compared}");
     }
     assert!(!compared.contains("model.num_layers"), "{compared}");
-    // By name too, also as JSON; a name that no run has is an error with those there are.
+    // Runs are compared by name too, also as JSON; for an unknown name the error lists the existing
+    // names.
     assert_eq!(text(&command(folder.path(), &["runs", "compare", "a", "b"])), compared);
     let json: Value =
         serde_json::from_slice(&command(folder.path(), &["runs", "compare", "a", "b", "--json"]).stdout).unwrap();

@@ -1,4 +1,4 @@
-//! From a folder to a recipe and to a model that talks: `bridge init`, what it writes trained,
+//! From a folder to a recipe and to a model that talks: `bridge init`: its recipes are trained,
 //! evaluated, sampled and chatted with, by name and from other folders.
 
 use std::fs;
@@ -85,7 +85,7 @@ fn trained() -> &'static Path {
 fn notes_become_a_recipe_that_trains() {
     let folder = trained();
     let recipe = fs::read_to_string(folder.join("notes.toml")).expect("written");
-    // What is no text is named in the file.
+    // The recipe names skipped files.
     for part in ["picture.md", "empty.md", "**/*.md", "a.txt", "split = \"90,10,0\""] {
         assert!(recipe.contains(part), "no {part:?} in {recipe}");
     }
@@ -116,8 +116,8 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "text.txt", "--kind", "chat"], &["--kind chat", "lists of messages"]);
     write(&path.join("likes.jsonl"), "{\"prompt\": \"a\", \"chosen\": \"b\", \"rejected\": \"c\"}\n");
     refused(path, &["init", "likes.jsonl"], &["likes.jsonl", "[dpo]"]);
-    // Where plain text outweighs examples, the folder is taken for text, and the error says how to
-    // have the examples.
+    // If plain text outweighs examples, the folder counts as text, and the error explains how to
+    // use the examples.
     write(&path.join("both/notes.md"), prose(1).repeat(3));
     write(&path.join("both/a.jsonl"), "{\"a\": 1}\n");
     write(&path.join("both/talks.jsonl"), "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
@@ -220,7 +220,7 @@ fn conversations_go_through_the_template() {
         assert!(output.status.success(), "{}", said(&output));
         (lines(&String::from_utf8_lossy(&output.stdout)), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    // Without a template, text is continued, and it is said.
+    // Without a template, text is continued, with a note.
     let (answers, notes) = said_by("notes", &["--json"], "river\n/exit\nstone\n");
     assert_eq!(answers.len(), 1);
     assert!(notes.contains("no chat template"), "{notes}");
@@ -233,7 +233,7 @@ fn conversations_go_through_the_template() {
     assert_eq!(answers.len(), 3, "{answers:?}");
     assert_eq!(answers[0]["content"], answers[2]["content"]);
     assert!(notes.contains("begins anew") && notes.contains("/nothing"), "{notes}");
-    // The prompt is what the template makes of the history.
+    // The prompt is the history as the template renders it.
     let answer = answers[0]["content"].as_str().expect("text");
     let history = format!("s home\nu river\na {answer}\nu stone\na ");
     let plain =

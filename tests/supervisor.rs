@@ -1,4 +1,4 @@
-//! Runs under `--max-restarts`: what is started again, what is not, and that nothing is lost.
+//! Runs under `--max-restarts`: faults that cause a restart, faults that do not, and no lost steps.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -59,7 +59,7 @@ fn logged(folder: &Path) -> usize {
     std::fs::read_to_string(folder.join("runs/tiny/metrics.jsonl")).unwrap_or_default().lines().count()
 }
 
-/// Exit code and what was said.
+/// Exit code and standard error.
 fn end(supervisor: Child) -> (Option<i32>, String) {
     let output = supervisor.wait_with_output().unwrap();
     (output.status.code(), String::from_utf8(output.stderr).unwrap())
@@ -93,7 +93,7 @@ fn a_run_that_is_killed_goes_on_as_if_nothing_had_been() {
     assert_eq!(last(folder.path()), last(undisturbed.path()));
 }
 
-/// A process that is stopped as a whole tells nobody; its heartbeats end.
+/// A process that is stopped as a whole sends no error, but its heartbeats end.
 #[test]
 fn a_run_that_stands_still_is_ended_and_goes_on() {
     let undisturbed = tempfile::tempdir().unwrap();

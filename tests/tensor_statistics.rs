@@ -1,5 +1,5 @@
-//! Statistics of tensors (`[tensor_inspect]`): the same whatever the layout of ranks, equal to
-//! other figures of the run, and without effect on it.
+//! Statistics of tensors (`[tensor_inspect]`): the same for any layout of ranks, equal to other
+//! figures of the run, and without effect on it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -113,7 +113,7 @@ fn they_are_those_of_the_run_and_change_nothing() {
     let of = |step: u64, tensor: &str, kind: &str, name: &str| -> f64 {
         rows[&(step, tensor.to_owned(), kind.to_owned())][name].parse().unwrap()
     };
-    // What a segment hands on, the next one gets; and so the gradients.
+    // The output of a segment is the input of the next one, and so are their gradients.
     for (before, after) in [("embedding", "layers.0.attention"), ("layers.0.mlp", "layers.1.attention")] {
         assert_eq!(of(2, before, "output", "l2_norm"), of(2, after, "activation", "l2_norm"));
         assert_eq!(of(4, before, "gradient", "l2_norm"), of(4, after, "dgrad", "l2_norm"));

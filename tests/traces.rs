@@ -1,5 +1,5 @@
-//! Traces of steps (`profiling`) and `bridge trace`: what spans there are, that they cover the
-//! steps, and that nothing else changes.
+//! Traces of steps (`profiling`) and `bridge trace`: the recorded spans cover the steps, and
+//! tracing changes no results.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

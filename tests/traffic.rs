@@ -1,5 +1,5 @@
-//! `bridge plan --measure`: ranks communicate exactly what is planned, and hold what is planned.
-//! Layouts and batches are odd on purpose.
+//! `bridge plan --measure`: traffic and memory of the ranks are exactly the planned ones. Layouts
+//! and batches are odd on purpose.
 
 use std::process::Command;
 
@@ -302,7 +302,7 @@ fn shared_keys_and_values() {
     const GROUPS: &str = "model.num_query_groups=2";
     let bias = ["model.add_qkv_bias=true", "model.qk_layernorm=true"];
     let found = tiny("4", "tp=4", &[GROUPS]);
-    // Of two layers the rows of one key and one value head: 2 x 8 x 64 elements of float32.
+    // For two layers the rows of one key and one value head: 2 x 8 x 64 elements of float32.
     assert_eq!(measured(&found, 0, "tp-copies", "all_reduce"), 2 * 2 * 8 * 64 * 4);
     tiny("4", "tp=4", &[&[GROUPS, SEQUENCE], &bias[..]].concat());
     tiny("8", "tp=4 mbs=1 gbs=6", &[GROUPS, OPTIMIZER]);
@@ -334,8 +334,8 @@ fn several_kinds_at_once() {
     tiny("4", "tp=2", &[]);
     tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE]);
     tiny("8", "tp=2 pp=2 mbs=1 gbs=6", &[SEQUENCE, OPTIMIZER, TIED]);
-    // Norms do not divide over three replicas, so parts of what tensor-parallel ranks share are
-    // padded.
+    // Norms are not divisible by three replicas, so shards of parameters that tensor-parallel ranks
+    // share are padded.
     tiny("6", "tp=2 mbs=1 gbs=3", &[SEQUENCE, OPTIMIZER]);
     tiny("6", "pp=2 mbs=1 gbs=6", &[&[TIED, OPTIMIZER], &OVERLAP[..]].concat());
 }
@@ -348,7 +348,7 @@ fn recompute_and_reruns() {
     tiny("2", "tp=2", &[&[SEQUENCE], &selective[..]].concat());
     moe("2", "ep=2", &full);
     tiny("2", "pp=2 layers=4", &full);
-    // What runs again inside a segment: keys and values are gathered once more, nothing is between
+    // Recompute inside a segment gathers keys and values once more, but repeats no exchange between
     // experts.
     let parts = [
         "model.moe_shared_expert_intermediate_size=48",

@@ -1,5 +1,5 @@
-//! `bridge ui` over runs of the tiny recipe: what it serves, what it refuses, and that a run which
-//! trains shows without being asked for.
+//! `bridge ui` over runs of the tiny recipe: served pages, refused requests, and automatic updates
+//! of a running run.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -147,7 +147,7 @@ fn runs_are_served_from_their_files() {
     assert_eq!(trace.body, std::fs::read_to_string(folder.path().join("runs/a/trace/rank_00000.json")).unwrap());
     assert!(page.get(&format!("/api/times?run={a}")).json()[0]["seconds"].as_f64().unwrap() > 0.0);
 
-    // What has not changed is not sent again.
+    // Unchanged content is not sent again.
     let first = page.get("/api/runs");
     let tag = first.head.lines().find_map(|line| line.strip_prefix("etag: ")).unwrap().to_owned();
     let again = page.ask("GET", "/api/runs", &page.address, &format!("If-None-Match: {tag}\r\n"));
@@ -249,8 +249,8 @@ fn what_cannot_be_served_is_an_error() {
     refused(&[".", "--port", &port], 1, &["cannot listen", &port, "--port 0"]);
 }
 
-/// Words in a configuration, such as `default`, are no sign of trouble; warnings of the run and of
-/// its ranks are.
+/// Words in a configuration, such as `default`, do not count as problems; warnings of the run and
+/// of its ranks do.
 #[test]
 fn health_shows_warnings_and_errors_whatever_their_words() {
     let folder = tempfile::tempdir().unwrap();
@@ -322,7 +322,7 @@ fn heartbeats_restarts_and_scores_of_ranks_are_shown() {
         (&health["scores"]["ranks"][1]["relative"], &health["scores"]["ranks"][1]["is_slow"]),
         (&0.5.into(), &true.into())
     );
-    // What is damaged is not shown, and costs nothing else.
+    // A damaged file is left out, without affecting other files.
     std::fs::write(logs.join("supervision.json"), "{").unwrap();
     let health = page.get(&format!("/api/run?run={id}")).json()["health"].clone();
     assert!(health["supervision"].is_null() && health["scores"].is_object(), "{health}");

@@ -11,7 +11,7 @@ fn fixture() -> PathBuf {
     root().join("bridge-core/config/tests/fixtures/config/upstream_defaults.yaml")
 }
 
-/// Exit code, and everything that was said.
+/// Exit code and complete output.
 fn bridge(folder: &Path, arguments: &[&str]) -> (Option<i32>, String) {
     let (command, overrides) = arguments.split_at(arguments.len().min(if arguments[0] == "config" { 2 } else { 1 }));
     let mut bridge = Command::new(program());
@@ -36,7 +36,7 @@ fn it_is_checked_shown_and_trained_with() {
     assert_eq!(code, Some(0), "{shown}");
     assert!(shown.contains("kind = \"mock\"") && shown.contains("num_layers = 2"), "{shown}");
 
-    // What is shown is a recipe, and trains to the same loss.
+    // The output is a recipe, and trains to the same loss.
     let small = ["model.seq_length=16", "dataset.seq_length=16", "validation.eval_iters=0", "train.num_threads=1"];
     let (code, said) = bridge(folder.path(), &[&["train", "logger.log_dir=saved"], &small[..]].concat());
     assert_eq!(code, Some(0), "{said}");

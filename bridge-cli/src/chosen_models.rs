@@ -68,11 +68,11 @@ pub struct Chosen<'a> {
 }
 
 impl Models {
-    /// Opens what the command line names.
+    /// Opens the models that the command line names.
     ///
     /// # Errors
-    /// If something cannot be read, does not belong together, or has no name or the same one as
-    /// another.
+    /// If a model or adapter cannot be read, an adapter does not fit its base, or a name is missing
+    /// or used twice.
     pub fn open(arguments: &ModelArguments, device: &Device) -> Result<Self, Failure> {
         let given: Vec<Given> = arguments.adapter.iter().map(|text| Given::new(text)).collect();
         let only = |model| Ok(Self { named: vec![(None, model)] });
@@ -145,7 +145,7 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
         if is_foreign(&root) {
             return Err(needs("the checkpoint that it was trained on", "in Bridge's format"));
         }
-        // One of the `iter_` folders stands for itself.
+        // An `iter_` folder selects this checkpoint.
         return Adapted::from_checkpoint(checkpoint, &root)?.load(device);
     }
     if !is_foreign(&root) {
@@ -215,7 +215,8 @@ fn of_checkpoints(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> R
     drop(chunk);
     let mut of_base = companions_of(first)?;
     if of_base.tokenizer.is_none() {
-        // That of an import may have stayed in its folder; an adapter has what it was trained with.
+        // An imported base may have left its tokenizer in the source folder; an adapter has the
+        // tokenizer of its training.
         of_base.tokenizer = opened[0].companions()?.tokenizer;
     }
     let of_base = (of_base, Some(open_checkpoint(first.path())?));
@@ -232,7 +233,7 @@ fn of_checkpoints(base: &Path, adapters: &[(&str, &Path)], device: &Device) -> R
 
 type WithCheckpoint = (Companions, Option<Checkpoint>);
 
-/// The adapters of a set and, behind them, the base.
+/// The adapters of a set and, after them, the base.
 fn named(
     set: &AdapterSet,
     adapters: &[(&str, &Path)],

@@ -98,8 +98,8 @@ impl Health {
         }
     }
 
-    /// Reads the scores again if they are old. Those of an iteration that this run has not come to
-    /// are an earlier run's.
+    /// Reads the scores again if they are old. Scores of an iteration that this run has not reached
+    /// belong to an earlier run.
     fn refresh(&mut self, iteration: u64) {
         if self.read.is_none_or(|read| read.elapsed() > SCORES_INTERVAL) {
             let scores = RankScores::read(&self.log_dir);
@@ -165,8 +165,8 @@ pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Re
 
 /// The dashboard as a subsystem of the training loop.
 ///
-/// It opens when training starts and closes when it is dropped. Its menu (`q`) stops the run
-/// through `cancel`, which saves a checkpoint as any cancelled run does.
+/// The dashboard opens when training starts and closes when it is dropped. Its menu (`q`) stops the
+/// run through `cancel`, which saves a checkpoint as any cancelled run does.
 struct Dashboard {
     renderer: Option<TuiMetricsRendererWrapper>,
     interrupter: Interrupter,

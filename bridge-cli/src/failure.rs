@@ -54,7 +54,7 @@ impl Failure {
         }
     }
 
-    /// The failure with what it is about, if there are several such things.
+    /// The failure with its subject before the message, where a command has several subjects.
     pub fn about(self, subject: impl Display) -> Self {
         match self {
             Self::Input(message) => Self::Input(format!("{subject}: {message}")),

@@ -7,7 +7,7 @@ use bridge_models::huggingface::HfModel;
 
 use crate::failure::Failure;
 
-/// Opens a Hugging Face folder or a GGUF file, and says what has to be known of it.
+/// Opens a Hugging Face folder or a GGUF file, and prints its remark, if it has one.
 pub fn open_foreign(path: &Path) -> Result<HfModel, Failure> {
     let model = HfModel::open(path).map_err(Failure::input)?;
     if let Some(warning) = model.unused_warning() {

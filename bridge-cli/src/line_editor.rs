@@ -1,5 +1,5 @@
 //! Lines that a user types on a terminal, with editing and a history. The history is kept in memory
-//! only: what people write to a model is theirs.
+//! only, for privacy.
 
 use std::io;
 

@@ -117,8 +117,8 @@ impl Command {
     }
 }
 
-/// A communication error that leaves a model as a panic is caught and reported, as is a panic over
-/// what came from outside, so the panic itself is not printed.
+/// A communication error that leaves a model as a panic is caught and reported, as is a panic of a
+/// library over untrusted input, so the panic itself is not printed.
 fn silence_communication_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -139,8 +139,7 @@ fn no_threads(panic: &(dyn Any + Send)) -> Option<String> {
     })
 }
 
-/// Settings are no options: what to write for an option that other programs have, such as
-/// `--num-layers`.
+/// Advice for options of other programs, such as `--num-layers`, which are settings in Bridge.
 fn advice_on_option(error: &clap::Error) -> Option<String> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return None;
@@ -150,14 +149,14 @@ fn advice_on_option(error: &clap::Error) -> Option<String> {
     Some(format!("settings of a recipe are given as `key=value`, without dashes: {advice}"))
 }
 
-/// Says what is wrong with the command line, or prints the help that it asks for.
+/// Prints the error of the command line, or the requested help.
 fn usage(error: &clap::Error) -> ExitCode {
     let form = ErrorForm::from_arguments(std::env::args_os());
     let advice = advice_on_option(error).map(|advice| format!("  hint: {advice}\n")).unwrap_or_default();
     if error.use_stderr() && form == ErrorForm::Json {
         Failure::input(format!("{}\n{advice}", error.render()).trim_end()).print(form);
     } else {
-        // Nobody is left to tell that this failed.
+        // A failed write cannot be reported anywhere.
         let _ = error.print();
         eprint!("{advice}");
     }

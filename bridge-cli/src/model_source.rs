@@ -80,7 +80,7 @@ pub struct Adapted {
 }
 
 impl Adapted {
-    /// Finds an adapter by what [`find`] finds checkpoints by; `None` if something else is there.
+    /// Finds an adapter by the same names and paths as [`find`]; `None` if something else is there.
     pub fn find(name: &Path) -> Result<Option<Self>, Failure> {
         let path = locate(name)?;
         if is_foreign(&path) {
@@ -93,7 +93,7 @@ impl Adapted {
         let started = start_folder(&raw, checkpoint.path()).unwrap_or_default();
         let told = raw.checkpoint.pretrained_checkpoint.as_ref().map(|told| started.join(told));
         let (foreign, told): (Vec<_>, Vec<_>) = told.into_iter().partition(|told| is_foreign(told));
-        // Where the run had it, or else where the recipe says.
+        // The path at which the run had the base, or else that of the recipe.
         let places: Vec<PathBuf> = named.path.parent().map(Path::to_owned).into_iter().chain(told).collect();
         let root = places.iter().find(|root| root.is_dir()).ok_or_else(|| {
             let listed: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
@@ -133,7 +133,7 @@ impl Adapted {
         if own.tokenizer.is_some() { Ok(own) } else { companions_of(&self.base) }
     }
 
-    /// Builds it, with what it has besides.
+    /// Builds the model, with its companions.
     pub fn load(self, device: &Device) -> Result<LoadedModel, Failure> {
         Ok(self.companions()?.of_model(self.build(device)?, self.config, Some(self.checkpoint)))
     }
@@ -298,8 +298,8 @@ fn context(config: &DecoderConfig, device: &Device) -> BuildContext {
     }
 }
 
-/// The folder of a model: an existing path, where that of a run stands for its checkpoints, or the
-/// name of a run in the folder `runs` of the working directory or of one above it.
+/// The folder of a model: an existing path (the folder of a run means its checkpoints), or the name
+/// of a run in the folder `runs` of the working directory or of a parent.
 pub fn locate(name: &Path) -> Result<PathBuf, Failure> {
     let path = named(name.to_owned()).map_err(Failure::input)?;
     if path.exists() {
@@ -331,7 +331,7 @@ fn runs_in(folder: &Path) -> String {
     if names.is_empty() { String::new() } else { format!(", which has {}", names.join(", ")) }
 }
 
-/// The checkpoints of a run's folder; a folder of another kind stands for itself.
+/// The checkpoints of a run's folder; a folder of another kind is returned unchanged.
 fn checkpoints_of(folder: &Path) -> PathBuf {
     let inner = folder.join("checkpoints");
     let is_model = ["config.json", "metadata.json", "latest_checkpointed_iteration.txt"];
@@ -385,8 +385,8 @@ fn architecture(raw: &RawConfig, shape: &[usize]) -> Result<DecoderConfig, Strin
         let expected = kinds.map(|kind| format!("`{kind}`")).join(" or ");
         return Err(format!("model.kind: expected {expected}, found `{}`", raw.model.kind));
     }
-    // Only checked: what is derived follows from the weights, too. By itself the section is refused
-    // what its kind alone has, and that is checked where the decoder is made of it.
+    // Only a check: derived values also follow from the weights. Without its kind the section
+    // refuses settings of the encoder-decoder kind, which are checked when the decoder is built.
     if raw.model.kind != bridge_models::encoder_decoder::KIND {
         raw.model.config.finalize().map_err(|errors| errors.to_string())?;
     }
@@ -404,8 +404,8 @@ fn architecture(raw: &RawConfig, shape: &[usize]) -> Result<DecoderConfig, Strin
     DecoderConfig::from_transformer(&transformer, rows).map_err(|error| error.to_string())
 }
 
-/// Checks the recipe of a checkpoint in the making as [`decoder_config`] does that of one that is
-/// there: what is imported from `source` can be opened.
+/// Checks the recipe of a snapshot as [`decoder_config`] checks a checkpoint's recipe, so that the
+/// checkpoint imported from `source` can be opened.
 pub fn check_recipe(snapshot: &Snapshot, source: &Path) -> Result<(), Failure> {
     let wrong = |error: String| {
         let source = source.display();

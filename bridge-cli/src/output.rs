@@ -38,7 +38,7 @@ pub fn text_lines(text: &str) {
     if output_is_terminal() { line(&folded(text, output_width())) } else { line(text) }
 }
 
-/// Prints rows whose columns are aligned; where the terminal has no room, those of the least weight
+/// Prints rows with aligned columns. If the terminal is too narrow, the columns of the least weight
 /// are left out.
 pub fn table(rows: &[Vec<String>], weights: &[u8]) {
     let widths: Vec<usize> = (0..rows[0].len())
@@ -59,19 +59,19 @@ fn write(text: &str) -> io::Result<()> {
     if WAS_CLOSED.load(Ordering::Relaxed) {
         return Err(io::Error::other("it is closed, so that the result cannot be printed"));
     }
-    // The standard library takes a stdout that cannot be written to for one that nobody reads.
+    // The standard library silently ignores writes to a closed stdout, so write to the file itself.
     let _ordered = io::stdout().lock();
     output_file()?.write_all(text.as_bytes())
 }
 
-/// Keeps standard output for the results of this program. What libraries print there goes to
-/// standard error from now on: the `tokenizers` library, for instance, prints a line about a
+/// Keeps standard output for the results of this program. Output of libraries to standard output is
+/// redirected to standard error: the `tokenizers` library, for instance, prints a line about a
 /// vocabulary with unused ids.
 ///
 /// # Errors
 /// If the descriptors cannot be duplicated.
 pub fn keep_for_results() -> io::Result<()> {
-    // It looks at standard output when it is first asked.
+    // `console` inspects standard output on the first call, so call it before the redirection.
     let _ = dialoguer::console::colors_enabled();
     keep_output(File::from(io::stdout().as_fd().try_clone_to_owned()?));
     // SAFETY: both numbers are open descriptors of this process, which the standard library opens

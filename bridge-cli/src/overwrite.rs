@@ -17,7 +17,7 @@ pub struct Force {
 }
 
 impl Force {
-    /// The same for packing and training.
+    /// Permission to overwrite, for packing and training.
     pub fn overwrite(self) -> Overwrite {
         if self.force { Overwrite::Any } else { Overwrite::Own }
     }

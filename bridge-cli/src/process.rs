@@ -23,16 +23,17 @@ pub enum Pool {
 /// Most threads that the environment may ask for.
 const MOST_THREADS: usize = 4096;
 
-/// Prepares the process: limits that the system reports by a signal become errors, threads are
-/// there, and standard output is kept for results if `keeps_output`.
+/// Prepares the process: limits that the system reports by a signal become errors, the thread pool
+/// is started, and standard output is kept for results if `keeps_output`.
 ///
 /// # Errors
-/// If the environment asks for what is no number of threads, or the system gives none.
+/// If the environment's number of threads is invalid, or threads cannot be started.
 pub fn prepare(pool: Pool, keeps_output: bool) -> Result<(), Failure> {
     if keeps_output {
         output::keep_for_results().map_err(|error| Failure::run(format!("standard output: {error}")))?;
     }
-    // A file that may not grow further is an error of what writes it, not the end of the process.
+    // With the signal ignored, exceeding the file size limit is an error of the write instead of
+    // the end of the process.
     let unread = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGXFSZ, unread).map_err(Failure::run)?;
     for name in ["RAYON_NUM_THREADS", "RAYON_RS_NUM_CPUS"] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bridge_core::config::Progress;
 use bridge_core::logging::{NoProgress, ProgressSink, Verbosity, progress_sink};
 
-/// Bars on a terminal, plain lines elsewhere, on standard error; nothing if little is to be said.
+/// Bars on a terminal, plain lines elsewhere, on standard error; hidden in quiet mode.
 pub fn visible(verbosity: Verbosity) -> Arc<dyn ProgressSink> {
     if verbosity == Verbosity::Quiet { hidden() } else { progress_sink(Progress::Auto) }
 }

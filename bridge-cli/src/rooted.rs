@@ -1,12 +1,12 @@
-//! The recipe of a checkpoint from another working directory: its relative paths mean what they
-//! meant where the run was started.
+//! The recipe of a checkpoint from another working directory: its relative paths are resolved
+//! against the folder in which the run was started.
 
 use std::path::{Component, Path, PathBuf};
 
 use bridge_core::config::{Blend, OneOrMany, RawConfig};
 
-/// The folder that a run was started in, if where its checkpoint lies says so: the folder below
-/// which the recipe's `checkpoint.save` leads to it.
+/// The folder in which a run was started, if the path of its checkpoint shows it: the folder below
+/// which the recipe's `checkpoint.save` is the checkpoint's folder.
 pub fn start_folder(recipe: &RawConfig, checkpoint: &Path) -> Option<PathBuf> {
     let save = recipe.checkpoint.save.as_ref().filter(|save| save.is_relative())?;
     let checkpoint = std::fs::canonicalize(checkpoint).ok()?;

@@ -1,5 +1,5 @@
-//! The binary starts and says what it is. With a test here, cargo builds it before the suites of
-//! `tests/` run it.
+//! The binary starts and prints its name and version. With a test here, cargo builds it before the
+//! suites of `tests/` run it.
 
 use std::process::{Command, Output};
 

@@ -113,7 +113,7 @@ fn as_f64(buffer: &HostBuffer) -> Vec<f64> {
     }
 }
 
-/// Elements on the device, with a byte more: there is no empty device memory.
+/// Elements on the device, with an extra byte, because device memory cannot be empty.
 struct Memory {
     dtype: DType,
     bytes: CudaSlice<u8>,

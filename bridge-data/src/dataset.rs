@@ -47,8 +47,8 @@ impl Sample {
         }
     }
 
-    /// Makes the sample `length` tokens long with `token`, which does not count for the loss. What
-    /// is longer stays.
+    /// Pads the sample to `length` tokens with `token`, which does not count for the loss. A longer
+    /// sample is unchanged.
     pub(crate) fn fill(&mut self, length: usize, token: i64) {
         let length = length.max(self.tokens.len());
         let mut padding = self.take_padding();
@@ -131,9 +131,9 @@ pub trait Dataset: Send + Sync {
         FetchOrder::Any
     }
 
-    /// Lets a dataset of [`FetchOrder::Matters`] begin anew: what is fetched from now on is what a
-    /// new dataset would give. No loader of it may be at work. Datasets whose samples do not depend
-    /// on the order have nothing to do.
+    /// Resets a dataset of [`FetchOrder::Matters`]: later fetches return the samples of a new
+    /// dataset. No loader may be using the dataset. Datasets whose samples do not depend on the
+    /// order need no implementation.
     fn restart(&self) {}
 }
 
@@ -239,14 +239,14 @@ pub enum BuildEvent {
         path: String,
         /// Split name.
         split: &'static str,
-        /// Why.
+        /// Reason.
         reason: String,
     },
     /// The default cache folder cannot be written; the arrays stay in memory.
     CacheNotWritten {
         /// Dataset.
         path: String,
-        /// Why.
+        /// Reason.
         reason: String,
     },
 }
@@ -297,9 +297,8 @@ pub struct DatasetBuildContext {
     pub valid_samples: usize,
     /// Samples that the test will use.
     pub test_samples: usize,
-    /// The only split that is read, and that once from start to end, however many samples a run
-    /// would use: for tools that look at data. What has no end by itself (data that is made up, a
-    /// blend with weights) has the samples that the run would use.
+    /// The only split that is read, once from start to end, for tools that inspect data. The number
+    /// of samples of a run is ignored, except for endless data (mock data, a weighted blend).
     pub once: Option<Split>,
     /// The tokenizer, for kinds of data that need one.
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
@@ -320,8 +319,8 @@ pub struct LoaderRequest {
 
 /// Builds the datasets of a run.
 pub trait DatasetProvider: Send + Sync {
-    /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds first and
-    /// the others after it, so that they find its files; ranks cannot wait for each other here.
+    /// Builds the splits. Deterministic: every rank gets the same samples. Rank 0 builds before all
+    /// other ranks, so that they find its files; ranks cannot wait for each other here.
     ///
     /// # Errors
     /// Unusable parameters, missing or damaged data, splits with too little text.

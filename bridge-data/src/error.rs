@@ -78,7 +78,7 @@ pub enum DataError {
         /// Tokens of one sample.
         needed: u64,
     },
-    /// An invalid parameter; the text has its name, its value and what is allowed.
+    /// An invalid parameter; the text has its name, its value and the allowed values.
     #[error("{0}")]
     Parameter(String),
     /// A blend needs more samples of a member than it has.
@@ -111,7 +111,7 @@ pub enum DataError {
     /// A pattern of files to leave out is wrong.
     #[error("{0}")]
     Exclude(String),
-    /// A file is in the place of an output, and was not made by what writes that.
+    /// An output would replace a file that the same command has not written.
     #[error("{path} was not made by this: name another place, or allow it to be replaced (--force)", path = path.display())]
     NotMade {
         /// The file.

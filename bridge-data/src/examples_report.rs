@@ -39,9 +39,9 @@ pub struct ExamplesReport {
     /// Fields that nothing used, with the number of records that have them.
     #[serde(default)]
     pub unused: BTreeMap<String, u64>,
-    /// Lines that are no examples, left out as the recipe says.
+    /// Lines that are not examples, skipped as the recipe says.
     pub skipped: u64,
-    /// Problems of the first records that were left out.
+    /// Problems of the first skipped records.
     pub reasons: Vec<String>,
     /// Seconds it took.
     pub seconds: f64,

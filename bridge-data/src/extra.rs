@@ -59,7 +59,7 @@ impl Extra {
         Self { values: ExtraValues::Floats(values), shape: shape.to_vec(), cut: ExtraCut::Whole }
     }
 
-    /// The same, with its first dimension sharded like the sequence.
+    /// The tensor, with its first dimension sharded like the sequence.
     #[must_use]
     pub fn along_sequence(self) -> Self {
         Self { cut: ExtraCut::Sequence, ..self }

@@ -16,8 +16,8 @@ use crate::{DataError, atomic, untrusted_io};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
-/// Chunks of a large file that are looked at when it is opened, evenly spread, the first and the
-/// last among them.
+/// Chunks of a large file that are verified when it is opened, evenly spread, including the first
+/// and the last.
 const SAMPLES: u64 = 64;
 
 /// Share of the files that is compared with the record.
@@ -25,7 +25,7 @@ const SAMPLES: u64 = 64;
 pub enum Depth {
     /// All of small files; of larger ones than 64 MiB as much, evenly spread.
     Sampled,
-    /// Every byte.
+    /// Every byte of all files.
     Whole,
 }
 

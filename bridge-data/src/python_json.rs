@@ -1,5 +1,5 @@
 //! JSON as Python writes it: with `Infinity`, `-Infinity` and `NaN` as numbers, bare or as
-//! transformers 5 wraps them. What the keys mean belongs to the readers.
+//! transformers 5 wraps them. Readers interpret the keys.
 
 use serde_json::{Map, Value};
 
@@ -22,7 +22,7 @@ pub fn parse(text: &str) -> Result<Value, serde_json::Error> {
 /// The table of a text.
 ///
 /// # Errors
-/// A fault of the text, and where; a value that is no table.
+/// A fault of the text with its position; a value that is not a table.
 pub fn parse_table(text: &str) -> Result<Map<String, Value>, serde_json::Error> {
     serde_json::from_value(parse(text)?)
 }
@@ -82,7 +82,7 @@ fn marked(text: &str) -> String {
         let mut length = next.len_utf8();
         match next {
             '"' => in_string = !in_string,
-            // What is escaped ends no string.
+            // An escaped quote does not end the string.
             '\\' if in_string => length += rest[1..].chars().next().map_or(0, char::len_utf8),
             _ => {}
         }

@@ -28,8 +28,7 @@ pub const RECORDS_BYTES: u64 = 1 << 30;
 /// place of a file.
 pub fn open(path: &Path) -> io::Result<(File, u64)> {
     regular(&std::fs::metadata(path)?)?;
-    // It may have been replaced since: a pipe that nobody writes to must not keep the caller
-    // waiting.
+    // The file may have been replaced since. A pipe without a writer must not block the caller.
     let file = OpenOptions::new().read(true).custom_flags(flags(OFlags::NONBLOCK)).open(path)?;
     let metadata = file.metadata()?;
     regular(&metadata)?;
@@ -88,8 +87,8 @@ pub fn map(path: &Path) -> io::Result<Mmap> {
     unsafe { Mmap::map(&file) }
 }
 
-/// Takes the pages of a mapped file out of this process's memory. They are read again, from the
-/// system's cache, where they are needed again.
+/// Releases the pages of a mapped file from this process's memory. Later accesses read them again,
+/// from the page cache.
 pub fn hand_back(map: &Mmap) {
     // SAFETY: the map is read-only and private, so no page has a content of its own: one that is
     // dropped is read from the file again.
@@ -113,8 +112,8 @@ pub fn named(folder: &Path, name: &str) -> io::Result<PathBuf> {
     Err(io::Error::new(ErrorKind::InvalidInput, text))
 }
 
-/// Creates a file anew for writing. A file or link of this name is removed, and what a link points
-/// to stays as it is.
+/// Creates a file anew for writing. A file or link of this name is removed; the target of a link is
+/// left unchanged.
 ///
 /// # Errors
 /// Errors of the system; a folder, pipe or device of this name.
@@ -189,8 +188,7 @@ thread_local! {
     static CONTAINED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs code of a library on what came from outside. Should it panic, that is an error with its
-/// message.
+/// Runs a library's code on untrusted input. Should it panic, that is an error with its message.
 ///
 /// # Errors
 /// The panic's message.
@@ -230,7 +228,7 @@ fn open_own(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
 pub fn is_refused(error: &io::Error) -> bool {
     use ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory};
     use rustix::io::Errno;
-    // A pipe that nobody reads cannot be opened for writing.
+    // `NXIO`: a pipe without a reader cannot be opened for writing.
     let is_no_file = [Errno::LOOP, Errno::NXIO].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error());
     is_no_file || [FileTooLarge, InvalidData, InvalidInput, IsADirectory, NotADirectory].contains(&error.kind())
 }
@@ -244,7 +242,7 @@ fn flags(flags: OFlags) -> i32 {
     flags.bits() as i32
 }
 
-/// Refuses what is no regular file, by its name.
+/// Refuses files that are not regular, and names their kind.
 fn regular(metadata: &Metadata) -> io::Result<()> {
     let kind = metadata.file_type();
     let refuse =
@@ -271,7 +269,7 @@ mod tests {
 
     use super::*;
 
-    /// A folder with one entry of each sort that is no regular file.
+    /// A folder with one entry of each kind that is not a regular file.
     fn oddities() -> (tempfile::TempDir, Vec<(PathBuf, &'static str)>) {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
@@ -323,7 +321,7 @@ mod tests {
         fs::write(&path, "four").unwrap();
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert!(read(&path, 3).is_err());
-        // The system says that these have no bytes.
+        // The system reports a size of zero for these files.
         assert!(read(Path::new("/proc/self/status"), 3).is_err());
         fs::write(&path, b"ab\xff").unwrap();
         assert!(read_text(&path, 9).unwrap_err().to_string().contains("byte 2 is not UTF-8"));

@@ -1,5 +1,5 @@
-//! Drives the conformance suite on the communicators that live in one process, and checks what only
-//! they have: the launcher, panics, ranks that leave.
+//! Drives the conformance suite on the communicators that live in one process, and checks features
+//! that only they have: the launcher, panics, ranks that leave.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -86,7 +86,8 @@ fn failures_on_threads() {
         for (name, case) in suite::failures::CASES {
             run_ranks(size, LONG, |comm| {
                 case(&comm)?;
-                // Nobody leaves before all have seen the failure: leaving is a failure of its own.
+                // Keep the communicator until all ranks have seen the failure: a rank that leaves
+                // is another failure.
                 Ok::<_, BoxError>(comm)
             })
             .unwrap_or_else(|error| panic!("{name} on {size} ranks: {error}"));

@@ -1,6 +1,6 @@
 //! Drives the conformance suite on MPI. The program starts itself under `mpirun` with 2, 3 and 4
-//! ranks; each rank reports on standard output, and the driver wants to see every rank's report. It
-//! is no libtest harness, because MPI wants the main thread.
+//! ranks; each rank reports on standard output, and the driver expects every rank's report. The
+//! program does not use the libtest harness, because MPI needs the main thread.
 
 use std::env;
 use std::io::Write;
@@ -69,8 +69,8 @@ fn rank(role: &str) {
             let comm = world.communicator();
             case(&comm).unwrap_or_else(|error| panic!("{failure}: {error}"));
             report(comm.rank(), "failed as it should");
-            // A process that ends without finalising takes the others with it, and they have to
-            // report too.
+            // A process that ends without finalising MPI ends all other processes, which have to
+            // report first.
             let folder = PathBuf::from(env::var_os(MEETING).expect("the driver names it"));
             std::fs::write(folder.join(comm.rank().to_string()), "").expect("the folder is there");
             let end = Instant::now() + LONG;
@@ -93,7 +93,7 @@ fn launch(ranks: usize, role: &str) -> Output {
         .env(MEETING, &meeting)
         .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
         .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        // Nothing leaves this machine, so no remote shell is needed.
+        // All ranks run on this machine, so no remote shell is needed.
         .env("OMPI_MCA_plm_rsh_agent", "/bin/false")
         .output()
         .expect("mpirun is installed");

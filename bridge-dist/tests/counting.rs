@@ -1,5 +1,5 @@
-//! The counting communicator: its sums are those of the convention. That it behaves like what it
-//! wraps is tested in `conformance.rs`.
+//! The counting communicator: its sums follow the convention. `conformance.rs` tests that it
+//! behaves like the wrapped communicator.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -145,8 +145,8 @@ proptest! {
         middle_stages in 0usize..4, chunks in 1usize..4, (a, b, m) in (1usize..4, 1usize..4, 1usize..4),
         ends in 0usize..3,
     ) {
-        // Which ends are given: both, only the first, only the last. One of the latter needs a
-        // middle stage to be told apart.
+        // Given ends: both, only the first, only the last. If only one is given, a middle stage is
+        // needed to distinguish it.
         let (first, last) = [(Some(a), Some(b)), (Some(a), None), (None, Some(b))][ends];
         prop_assume!(ends == 0 || middle_stages > 0);
         let (first, last) = (first.map(|n| n * chunks), last.map(|n| n * chunks));

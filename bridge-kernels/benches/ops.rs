@@ -1,6 +1,6 @@
 //! Times each operation, forward and backward, against its reference in plain Burn operations.
 //!
-//! The two are run in turn, so that a busy machine slows both; what is printed is the ratio of the
+//! The two run alternately, so that a busy machine slows both. The output is the ratio of the
 //! medians, and milliseconds for orientation. Shapes are those of a small GPT: 4 sequences of 512
 //! tokens, hidden size 384, 6 heads, 8192 tokens of vocabulary. Run one with `cargo bench -p
 //! bridge-kernels -- NAME`.

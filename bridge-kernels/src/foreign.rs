@@ -3,12 +3,12 @@
 //!
 //! # Order on the device
 //! [`open`] is a task of the device's thread in CubeCL, as a launch is: it resolves the calling
-//! thread's stream with all of the memory, so that the stream waits for others that made some of
-//! it, and notes an event there. The library's stream waits for that event, works, and notes
-//! another one; [`follow`], a task too, makes the calling thread's stream wait for it. Between the
-//! two the library is called by the calling thread, not by the device's, which goes on for other
-//! threads meanwhile. Until the library's event has passed, whoever called it holds the
-//! [memory](Pinned): then it is neither used again, nor moved, nor written in place.
+//! thread's stream with all of the memory, so that the stream waits for other streams that made
+//! some of it, and records an event there. The library's stream waits for that event, works, and
+//! records another one; [`follow`], a task too, makes the calling thread's stream wait for it.
+//! Between the two the library is called by the calling thread, not by the device's, which goes on
+//! for other threads meanwhile. Until the library's event has passed, the caller holds the
+//! [memory](Pinned), so that it is neither reused, nor moved, nor written in place.
 //!
 //! The library's output must be read by kernels of the calling thread that allocate new memory.
 //! CubeCL records the age of memory when it is reserved, so another thread that read memory
@@ -75,7 +75,7 @@ impl Event {
         Ok(event)
     }
 
-    /// Notes the end of what is on a stream now.
+    /// Records an event after all work that is on a stream now.
     ///
     /// # Safety
     /// `stream` is a live stream of the device's primary context.
@@ -152,14 +152,14 @@ pub fn side_by_side(x: &Tensor<1>) -> Option<Tensor<1>> {
 pub struct Opened {
     /// Address of each tensor's first byte.
     pub addresses: Vec<u64>,
-    /// When all that was asked for before has been done to them.
+    /// Event after all earlier work on the tensors.
     pub ready: Event,
-    /// To be kept until the library is done.
+    /// Keeps the memory in place; hold it until the library is done.
     pub memory: Pinned,
 }
 
-/// Tensors whose memory stays where it is: CubeCL moves what has no binding to other pages when it
-/// needs room.
+/// Tensors whose memory stays in place: CubeCL may move memory without a binding to other pages
+/// when it needs room.
 pub struct Pinned {
     tensors: Vec<Tensor<1>>,
     _bindings: Vec<BufferBinding>,
@@ -172,14 +172,14 @@ impl std::fmt::Debug for Pinned {
 }
 
 /// Opens tensors of one CUDA device, whose elements are [side by side](side_by_side), to a library
-/// that is called by this thread. The host waits until the device's thread has put what was asked
-/// for before on its streams, and not for the device.
+/// that is called by this thread. The host waits until the device's thread has launched all earlier
+/// work on its streams, but not for the device.
 ///
 /// # Errors
 /// If the device has failed, or a graph is recorded.
 ///
 /// # Panics
-/// If there are no tensors, or some are on no CUDA device.
+/// If there are no tensors, or one is not on a CUDA device.
 pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
     let primitives: Vec<CubeTensor> = tensors.iter().map(|x| cube(x).expect("a tensor on a CUDA device")).collect();
     let device = device_of(&primitives[0]);
@@ -208,7 +208,7 @@ pub fn open(tensors: &[Tensor<1>]) -> Result<Opened, ForeignError> {
     Ok(Opened { addresses, ready, memory })
 }
 
-/// Makes what this thread asks of the device of `x` from now on come behind an event.
+/// Orders all later work of this thread on the device of `x` after an event.
 ///
 /// # Panics
 /// If the tensor is on no CUDA device.

@@ -4,10 +4,10 @@
 //! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's
 //!   device and documents shapes, and a `reference` made of plain Burn operations, which runs, with
 //!   gradients, on every backend;
-//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: those on tensors of the Flex backend;
-//!   `cube.rs`: kernels for GPUs. They are there where they pay, with a hand-written backward,
-//!   attached to the graph by [`vjp`];
-//! - a file for what all of these take: options, states, tables.
+//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: their connection to tensors of the Flex
+//!   backend; `cube.rs`: kernels for GPUs. They exist if they are faster, with a hand-written
+//!   backward, attached to the graph by [`vjp`];
+//! - a file for their shared types: options, states, tables.
 //!
 //! Code that operations share is in the folders `cpu`, `flex` and `cube`.
 //!

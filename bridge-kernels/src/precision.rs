@@ -13,7 +13,7 @@ pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// To float32, whatever the dtype is.
+/// To float32 from any dtype.
 pub(crate) fn float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
 }

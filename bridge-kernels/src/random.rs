@@ -107,7 +107,7 @@ impl Philox {
         self.normal_range(0..count, std)
     }
 
-    /// Draws `range` of those that [`Self::normal`] makes, without the others.
+    /// Draws elements `range` of [`Self::normal`] without computing the rest.
     pub fn normal_range(self, range: std::ops::Range<usize>, std: f64) -> Vec<f32> {
         // As many as are asked for and no room for more: they become a parameter's memory.
         let mut values = Vec::with_capacity(range.len());
@@ -130,7 +130,7 @@ impl Philox {
         values
     }
 
-    /// Draws `range` of those from the uniform distribution over `[0, 1)`, without the others.
+    /// Draws elements `range` of the uniform draws over `[0, 1)` without computing the rest.
     pub fn uniform_range(self, range: std::ops::Range<usize>) -> Vec<f64> {
         let blocks = range.start as u64 / 4..(range.end as u64).div_ceil(4);
         let words = blocks.flat_map(|index| self.block(index)).skip(range.start % 4).take(range.len());

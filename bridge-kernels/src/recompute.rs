@@ -43,7 +43,7 @@ pub fn recomputed<const D: usize>(
         let plain = kept.into_iter().map(Kept::into_dispatch).chain(parameters);
         let leaves: Vec<Tensor<1>> = plain.zip(tracked).map(leaf).collect();
         let output = f(leaves.iter().cloned().map(Tensor::into_dispatch).collect());
-        // What is differentiated has exactly `gradient` as the gradient of the output.
+        // The gradient of this sum with respect to the output is exactly `gradient`.
         let mut gradients = (output * gradient.autodiff()).sum().backward();
         leaves.iter().map(|leaf| leaf.grad_remove(&mut gradients).map(Tensor::into_dispatch)).collect()
     })

@@ -3,14 +3,14 @@
 //!
 //! A fused operation computes its outputs on plain (inner) tensors and calls [`attach_all`] (or,
 //! for one output, [`attach`] or [`attach_some`]) with its inputs and a *pullback*: the
-//! vector-Jacobian product that turns the outputs' gradients into the inputs' gradients. What the
-//! pullback captured is freed as soon as it has run.
+//! vector-Jacobian product that turns the outputs' gradients into the inputs' gradients. Captures
+//! of the pullback are freed as soon as it has run.
 //!
 //! An operation with one output is one node of the autodiff graph. With more, each output is a node
-//! whose backward only keeps its gradient, below them all lies one that runs the pullback: autodiff
-//! runs deeper nodes first, so all gradients have come by then. A node of Burn has a fixed number
-//! of parents; where there are more inputs, the last parent is a *relay*, a node that hands
-//! gradients on to the rest.
+//! whose backward only keeps its gradient, and their common parent runs the pullback. Autodiff
+//! visits all children of a node before the node, so all gradients have arrived by then. A node of
+//! Burn has a fixed number of parents; where there are more inputs, the last parent is a *relay*, a
+//! node that hands gradients on to the rest.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -35,7 +35,7 @@ type PullbackFn = Box<dyn FnOnce(MaybeGradients) -> MaybeGradients + Send>;
 
 /// The backward of one fused operation, on its way: output gradients in, one gradient an input out.
 ///
-/// It runs at most once; clones share the one closure.
+/// The closure runs at most once; clones share it.
 #[derive(Clone)]
 pub struct Pullback(Arc<Mutex<Call>>);
 
@@ -176,7 +176,7 @@ impl VjpOps for burn::backend::Cube {
 /// Treatment of a node's incoming gradient, before the node passes gradients on.
 #[derive(Clone, Copy, Debug)]
 enum Role {
-    /// The operation's only output: its gradient is what the pullback waits for.
+    /// The operation's only output: the pullback runs once its gradient is there.
     Whole,
     /// Stores the gradient of one of several outputs.
     Output(usize),
@@ -212,8 +212,8 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
         let State { pullback, role, parcels } = ops.state;
         let gradient = grads.consume::<B>(&ops.node);
         let mut signal = parcels.iter().any(|parcel| matches!(parcel, Parcel::Signal)).then(|| match role {
-            // What is at hand, as nobody reads it: a tensor of its own would be a kernel on a
-            // device.
+            // The signal's value is never read, so an existing tensor is used: a new one would be a
+            // kernel launch.
             Role::Output(_) => gradient.clone(),
             _ => B::float_zeros(Shape::new([1]), &gradient.device(), gradient.dtype().into()),
         });
@@ -223,13 +223,14 @@ impl<B: Lift> Backward<B, SLOTS> for Vjp {
                 pullback.run();
             }
             Role::Output(output) => {
-                // Those of several outputs would be added up.
+                // Only the first output sends a signal, because signals of several outputs would be
+                // added up.
                 signal = signal.filter(|_| pullback.is_first());
                 pullback.keep(output, B::lift(gradient));
             }
             Role::Core => {
-                // It may be an output's gradient, which the pullback is free to write into if
-                // nobody else has it.
+                // The signal may be an output's gradient. Dropping it lets the pullback write into
+                // that gradient in place.
                 drop(gradient);
                 pullback.run();
             }
@@ -302,9 +303,8 @@ impl<B: VjpOps + Lift, C: CheckpointStrategy> VjpOps for Autodiff<B, C> {
 /// backward is `pullback`.
 ///
 /// Both are one or more float tensors of any rank and one backend, as dispatched tensors
-/// ([`Tensor::into_dispatch`]). The pullback gets a gradient for each output, `None` for those that
-/// the loss does not depend on, and returns one for each input; `None` for an input that is not
-/// tracked.
+/// ([`Tensor::into_dispatch`]). The pullback gets a gradient for each output (`None` if the loss
+/// does not depend on the output), and returns one for each input (`None` for an untracked input).
 ///
 /// # Panics
 /// If there are no inputs or no outputs, or if the backend is neither Flex nor one of CubeCL's. In

@@ -11,7 +11,8 @@ use crate::decoder::{DecoderConfig, PositionEmbedding};
 /// A context and what may follow it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Continuation {
-    /// Tokens before it, at least one; what the encoder reads, where the model has one.
+    /// Tokens before the continuation, at least one. For a model with an encoder, the encoder's
+    /// input.
     pub context: Vec<i64>,
     /// Tokens of the continuation, at least one.
     pub tokens: Vec<i64>,
@@ -25,8 +26,8 @@ pub struct Score {
     /// True if each token is the most likely one, so that greedy generation would have made the
     /// continuation.
     pub is_greedy: bool,
-    /// Tokens at the begin of the context that the model has no positions for: it has not seen
-    /// them.
+    /// Number of tokens at the beginning of the context that were dropped, because the model has
+    /// too few positions.
     pub unseen: usize,
 }
 
@@ -39,10 +40,10 @@ pub struct TokenScore {
     pub is_greedy: bool,
 }
 
-/// Why a continuation has no score.
+/// Error of scoring a continuation.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScoreError {
-    /// There is no token before it, or none in it.
+    /// The context or the continuation is empty.
     #[error("expected at least one token of context and one that follows, found {context} and {tokens}")]
     Empty {
         /// Tokens of the context.
@@ -61,7 +62,7 @@ pub enum ScoreError {
     /// The model has fewer positions than there are tokens.
     #[error("expected a continuation of at most {max_positions} tokens (the model's positions), found {tokens}")]
     TooLong {
-        /// Tokens of the continuation, or of what an encoder reads.
+        /// Tokens of the continuation, or of the encoder's input.
         tokens: usize,
         /// Positions of the model.
         max_positions: usize,
@@ -97,14 +98,14 @@ impl<'a> Scorer<'a> {
         Self { most_logits, ..self }
     }
 
-    /// The scores of some continuations, which go through the model together. Those of a model with
-    /// an encoder must have contexts of one length.
+    /// Scores continuations in one batch. For a model with an encoder, all contexts must have the
+    /// same length.
     ///
-    /// Padding comes behind a row's end, where no token attends to it: a continuation has the score
-    /// that it has alone.
+    /// Padding is at a row's end, where no token attends to it, so a continuation has the same
+    /// score as alone.
     ///
     /// # Errors
-    /// With the number of the continuation that is at fault; all are looked at before any is
+    /// With the index of the invalid continuation. All continuations are checked before any is
     /// scored.
     pub fn score(&self, continuations: &[Continuation]) -> Result<Vec<Score>, (usize, ScoreError)> {
         let tokens = self.token_scores(continuations)?;

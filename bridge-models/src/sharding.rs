@@ -36,15 +36,15 @@ pub fn gather_parameters(
         let (name, shape) = (&declaration.name, &declaration.shape);
         let first_use = whole_model.segments()[declaration.segments[0]];
         let mut whole = vec![0.0_f32; declaration.num_elements()];
-        // Of copies one counts. A tied table is in the last stage too: the one in the segment that
-        // uses it first counts.
+        // Only one of several copies is used. A tied table is in the last stage too: the copy in
+        // the segment that uses it first is taken.
         let owned = held.remove(name.as_str()).filter(|held| held.first_use == first_use && is_owner(held, groups));
         if let Some(Held { declaration, value, .. }) = owned {
             assert_eq!(&declaration.global_shape(), shape, "the whole shape of {name}");
             let part: Vec<f32> = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
             let mut rest = &part[declaration.counted_elements()];
             for run in declaration.placement.held_runs(shape) {
-                // What others count comes last.
+                // Elements that other ranks count come last.
                 let (now, later) = rest.split_at(run.len().min(rest.len()));
                 whole[run.start..run.start + now.len()].copy_from_slice(now);
                 rest = later;

@@ -67,7 +67,8 @@ pub struct VerifyReport {
     /// Largest absolute difference of the logits; the tolerance grows with the largest logit above
     /// 1.
     pub logits: Option<Figure>,
-    /// The same of the logits of a model whose weights have taken the adapter up.
+    /// Largest absolute difference of the logits of the model with the adapter merged into its
+    /// weights.
     pub merged_logits: Option<Figure>,
     /// Relative difference of the loss.
     pub loss: Option<Figure>,
@@ -109,8 +110,8 @@ pub enum VerifyError {
 /// Runs the model of `folder` on the inputs of `reference` and compares.
 ///
 /// # Errors
-/// If the folder cannot be imported or the reference is not one for its model. Differences are no
-/// error.
+/// If the folder cannot be imported or the reference is not one for its model. Differences are
+/// reported, not errors.
 pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<VerifyReport, VerifyError> {
     let reference = HfCheckpoint::open_file(reference)?;
     let mut model = HfModel::open(folder)?;
@@ -125,9 +126,9 @@ pub fn verify(folder: &Path, reference: &Path, device: &Device) -> Result<Verify
 /// Prefix of the names of gradients.
 const GRADIENT: &str = "grad.";
 
-/// The same of the model with the adapter of the folder `adapter`, in `peft`'s format: gradients
-/// and steps are those of what it trains, and `merged_logits` the logits of weights that have taken
-/// it up.
+/// [`verify`] for the model with the adapter of the folder `adapter`, in `peft`'s format. Gradients
+/// and steps are those of the adapter's trained parameters; `merged_logits` are the logits after
+/// merging the adapter.
 ///
 /// # Errors
 /// As [`verify`], and if the adapter cannot be read or is not one of the model.
@@ -183,7 +184,7 @@ fn compare(
     Ok(report)
 }
 
-/// Logits of the model whose weights have taken an adapter up.
+/// Logits of the model with an adapter merged into its weights.
 const MERGED_LOGITS: &str = "merged_logits";
 
 /// Gradients by parameter name.
@@ -234,7 +235,7 @@ impl Reference<'_> {
     }
 
     /// Token ids with `rank` dimensions, each batch no longer than the model's positions. `least`
-    /// may stand for no token.
+    /// may be a value that is not a token.
     fn ids(&self, name: &str, rank: usize, least: i64) -> Result<Ids, VerifyError> {
         let (shape, values) = self.file.read_ints(name)?;
         let config = self.model.config();
@@ -438,7 +439,7 @@ fn largest(values: impl Iterator<Item = f64>) -> f64 {
     values.fold(0.0, |worst, value| if value.is_nan() || value > worst { value } else { worst })
 }
 
-/// The largest difference and what has it; NaN counts as largest.
+/// The largest difference and its item; NaN counts as largest.
 fn worst<T>(differences: impl Iterator<Item = (f64, T)>) -> (f64, Option<T>) {
     differences.fold((0.0, None), |(worst, at), (difference, here)| {
         let is_worse = at.is_none() || difference.is_nan() || difference > worst;

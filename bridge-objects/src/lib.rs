@@ -1,5 +1,5 @@
-//! Checkpoints in an object store: Amazon's S3 and what speaks its protocol, Google Cloud Storage,
-//! Azure. [`ObjectStoreManager`] is a `CheckpointManager`, which a program hands to a run in
+//! Checkpoints in an object store: Amazon's S3 and compatible stores, Google Cloud Storage, Azure.
+//! [`ObjectStoreManager`] is a `CheckpointManager`, which a program hands to a run in
 //! `RunOptions::managers`:
 //!
 //! ```text
@@ -8,9 +8,9 @@
 //! PREFIX/iter_0000100/metadata.json      the manifest, stored last: without it there is no checkpoint
 //! ```
 //!
-//! It has the names and bytes of the folder `iter_0000100`, so a copy of all objects is a folder of
-//! checkpoints. The newest checkpoint is the newest manifest; there is no pointer that could
-//! disagree.
+//! A stored checkpoint has the names and bytes of the folder `iter_0000100`, so a copy of all
+//! objects is a folder of checkpoints. The newest checkpoint is the newest manifest; there is no
+//! pointer that could disagree.
 
 mod connector;
 mod settings;
@@ -81,7 +81,7 @@ impl std::fmt::Debug for ObjectStoreManager {
 
 impl Drop for ObjectStoreManager {
     fn drop(&mut self) {
-        // It may be dropped in a program's own runtime, where waiting is not allowed.
+        // The value may be dropped in a program's own runtime, where waiting is not allowed.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -89,7 +89,7 @@ impl Drop for ObjectStoreManager {
 }
 
 impl ObjectStoreManager {
-    /// The manager for a place. Nothing is sent yet.
+    /// The manager for a place. No request is sent yet.
     ///
     /// # Errors
     /// If the URL or an option is wrong, or credentials cannot be read.
@@ -201,8 +201,8 @@ impl ObjectStoreManager {
         };
         let result = work.await;
         if result.is_err() {
-            // The store keeps its parts otherwise. That it fails too says less than the first
-            // error.
+            // Otherwise the store keeps uploaded parts. An error of the abort is less informative
+            // than the first error.
             let _ = upload.abort().await;
         }
         result

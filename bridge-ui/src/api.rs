@@ -23,7 +23,7 @@ const POINTS: f64 = 4000.0;
 /// edges and smoothing there.
 const MARGIN: f64 = 0.25;
 
-/// Answers what is asked.
+/// Answers a request.
 pub fn answer(library: &Library, ask: &Ask) -> Answer {
     match ask.path.as_str() {
         "/" => Answer::content("text/html; charset=utf-8", PAGE),

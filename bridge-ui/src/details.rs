@@ -1,6 +1,6 @@
 //! Details of one run besides its figures: checkpoints, its log's lines about ranks, the flight
-//! recorder's files, traces. Only files inside the folder of runs are read, whatever a run's files
-//! name.
+//! recorder's files, traces. Only files inside the folder of runs are read, even if a run's files
+//! name other paths.
 
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};

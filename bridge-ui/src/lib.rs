@@ -28,7 +28,7 @@ use crate::request::{Answer, Ask, is_own_host};
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
     base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// Connections that are open at a time; others wait.
+/// Maximum number of open connections; further ones wait.
 const CONNECTIONS: usize = 256;
 /// Time for the head of a request, and between two requests of a connection.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
@@ -53,7 +53,7 @@ pub fn serve(listener: TcpListener, library: &Arc<Library>) -> std::io::Result<(
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;
     let reader = Arc::clone(library);
-    // It ends with the process.
+    // The thread ends with the process.
     std::thread::Builder::new().name("reader".to_owned()).spawn(move || reader.follow())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let server = Server { library: Arc::clone(library), address };
@@ -88,7 +88,7 @@ async fn answer(listener: tokio::net::TcpListener, router: Router) -> std::io::R
         tokio::spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).max_buf_size(LARGEST_HEAD);
-            // A client that leaves early is no concern of the server.
+            // A client that disconnects early is not an error.
             let _ = tokio::time::timeout(CONNECTION_LIMIT, http.serve_connection(TokioIo::new(client), service)).await;
             drop(place);
         });

@@ -1,6 +1,6 @@
-//! The runs of a folder, and a reader that follows their files. A run has its last lines and a
-//! sample of its figures at once; the rest is read in the background, those runs first that
-//! somebody looks at.
+//! The runs of a folder, and a reader that follows their files. The last lines of a run and a
+//! sample of its figures are available at once; the rest is read in the background, starting with
+//! runs that clients are viewing.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,14 @@ use bridge_telemetry::logging::runs::log_folders;
 
 use crate::index::{Follower, Head, Table, head, sample};
 
-/// Between two looks at the files.
+/// Interval between two checks of the files.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// Looks between two at what files do not show by growing: locks, new folders.
+/// Number of checks after which changes are checked that do not show in file sizes: locks, new
+/// folders.
 const SELDOM: u64 = 6;
 /// Bytes that are read at a time; a request waits no longer.
 const SLICE: usize = 4 << 20;
-/// Figures of a run that somebody has asked for so lately do not make room.
+/// Figures of a run that a client has requested within this time are not evicted.
 const IN_USE: Duration = Duration::from_secs(20);
 /// Threads that read.
 const READERS: usize = 4;
@@ -26,11 +27,11 @@ const READERS: usize = 4;
 /// Progress of reading a run's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
-    /// A sample; the file is being read.
+    /// A sample is available; the file is being read.
     Sample,
-    /// All.
+    /// All figures are available.
     Whole,
-    /// A sample, since there is no memory for more.
+    /// Only a sample was read, because there is no memory for more.
     NoRoom,
 }
 
@@ -44,7 +45,7 @@ pub struct Known {
     pub read: (u64, u64),
     /// Sizes and times of the files when they were last read.
     stamp: Stamp,
-    /// Counts what has changed of the figures.
+    /// Counts changes of the figures.
     pub version: u64,
     /// Problem with reading the figures.
     pub problem: Option<String>,
@@ -61,7 +62,7 @@ impl Known {
         }
     }
 
-    /// Lines that are no records, of those read.
+    /// Number of lines read so far that are not records.
     pub fn damaged(&self) -> usize {
         self.follower.damaged()
     }
@@ -73,7 +74,7 @@ pub struct Entry {
     pub id: u32,
     pub folder: PathBuf,
     known: RwLock<Known>,
-    /// When somebody last asked for its figures, in milliseconds since the library was opened.
+    /// Time of the last request for its figures, in milliseconds since the library was opened.
     asked: AtomicU64,
 }
 
@@ -131,7 +132,7 @@ struct Runs {
 }
 
 impl Library {
-    /// Finds the runs in `root`. What they say at once is read, and nothing else.
+    /// Finds the runs in `root`, and reads only their heads.
     pub fn open(root: PathBuf, limit: usize) -> Self {
         let library = Self { root, limit, opened: Instant::now(), runs: Mutex::default() };
         library.look_for_runs();
@@ -153,13 +154,13 @@ impl Library {
         self.lock().by_folder.values().cloned().collect()
     }
 
-    /// The run that is called `id`, and that somebody looks at now.
+    /// The run with the ID `id`, if its folder is inside the root.
     pub(crate) fn entry(&self, id: &str) -> Option<Arc<Entry>> {
         let id: u32 = id.parse().ok()?;
         self.entries().into_iter().find(|entry| entry.id == id && self.leads_out(&entry.folder).is_none())
     }
 
-    /// Notes that somebody looks at a run's figures.
+    /// Records that a client is viewing a run's figures.
     pub(crate) fn touch(&self, entry: &Entry) {
         entry.asked.store(self.now(), Ordering::Relaxed);
     }
@@ -217,7 +218,7 @@ impl Library {
         }
     }
 
-    /// Reads what is new of a run.
+    /// Reads the new lines of a run.
     fn update(&self, entry: &Entry, is_seldom: bool) {
         let now = stamp(&entry.folder);
         let is_changed = entry.read(|known| known.stamp != now);
@@ -230,8 +231,8 @@ impl Library {
             return;
         }
         if is_behind {
-            // What a file of figures needs, and rather more: else it would be read and forgotten
-            // again and again.
+            // An upper estimate of the memory for the file's figures: with too low an estimate the
+            // file would be read and evicted repeatedly.
             let need = usize::try_from(now[0].map_or(0, |(size, _)| size / 3)).unwrap_or(usize::MAX);
             if !self.has_room(entry, need) {
                 return entry.write(|known| known.reading = Reading::NoRoom);

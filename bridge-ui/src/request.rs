@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 
-/// A path, and what follows its question mark.
+/// A path and its query.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ask {
     pub path: String,
@@ -29,8 +29,7 @@ impl Ask {
     }
 }
 
-/// A text without the percent signs of addresses. Bytes that are no text become signs that stand
-/// for such.
+/// Percent-decodes a text. Bytes that are not UTF-8 become replacement characters.
 fn decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let (mut found, mut at) = (Vec::with_capacity(bytes.len()), 0);

@@ -98,8 +98,8 @@ impl Dataset for Sums {
         }
         let text = self.text(index);
         let ids: Vec<i64> = text.chars().filter_map(|c| ALPHABET.find(c)).map(|id| id as i64).collect();
-        // The characters after `=`, up to and including `;`, can be computed; the others can only
-        // be guessed.
+        // The characters after `=`, up to and including `;`, can be computed; all other characters
+        // can only be guessed.
         let in_answer = text.chars().scan(false, |inside, c| {
             let counts = *inside;
             *inside = c == '=' || (*inside && c != ';');

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A forward step hands the loss over for each micro-batch. The model calls it where it ends, with
-//! its logits, on any layout of ranks. It is logged by its own name, beside what it records.
+//! its logits, on any layout of ranks. The loss is logged by its own name, beside the figures that
+//! it records.
 use std::sync::Arc;
 
 use bridge_core::burn::tensor::activation::log_softmax;

@@ -40,8 +40,7 @@ struct Layer {
     down: Param<Tensor<2>>,
 }
 
-/// On one rank nothing is cut; what a rank of several would hold is all the same said for each
-/// parameter.
+/// On one rank no parameter is sharded, but every declaration needs a partition.
 const WHOLE: TensorPartition = TensorPartition::Replicated(GradientScope::ResidualStream);
 
 impl Layer {
@@ -98,7 +97,7 @@ impl Segments for Mixer {
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor> {
         let ([b, t], [_, c]) = (batch.tokens.dims(), self.embedding.dims());
         let hidden_states = BoundaryTensor::hidden_states([b, t, c], self.embedding.dtype().into());
-        // Between segments: nothing comes in before the embedding, nothing leaves behind the loss.
+        // Tensors between segments; empty before the embedding and after the loss.
         if (1..=self.layers.len() + 1).contains(&index) { vec![hidden_states] } else { Vec::new() }
     }
 
@@ -163,8 +162,8 @@ impl MixerConfig {
             SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer => SegmentCost {
                 flops: (6 * n * (t * c + 2 * c * f)) as f64,
                 input: n * c,
-                // Statistics and output of the norm, what was mixed over time, and the MLP's two
-                // inner tensors.
+                // Statistics and output of the norm, the mix over time, and the MLP's two inner
+                // tensors.
                 kept: n * FLOAT32 + 2 * stream + 2 * n * f * work.activation_bytes,
                 backward: 2 * n * f * work.activation_bytes,
                 ..SegmentCost::default()

@@ -33,7 +33,7 @@ checkpoint = { save = "runs/object_store/saved", save_interval = 20, most_recent
 logger = { log_interval = 20 }
 "#;
 
-/// Trains with checkpoints in a store. `managers` has what a recipe may name in
+/// Trains with checkpoints in a store. `managers` has the classes that a recipe may name in
 /// `checkpoint.custom_manager_class`.
 pub fn train(store: &StoreSettings, overrides: &[String], console: Console) -> Result<RunReport, Box<dyn Error>> {
     let manager = ObjectStoreManager::open(store).map_err(|error| error.to_string())?.on_transfer(|transfer| {

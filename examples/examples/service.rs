@@ -54,12 +54,12 @@ struct Run {
     config: Arc<RunConfig>,
     /// Adapters of the model, by name, with the runs that train them.
     adapters: Arc<StdMutex<BTreeMap<String, usize>>>,
-    /// The model, from the first time that it is asked.
+    /// The model, loaded on the first request.
     speaker: Arc<StdMutex<Option<Speaker>>>,
 }
 
 impl Run {
-    /// Works with the model, which is loaded if it is not yet.
+    /// Calls a function with the model, which is loaded first if necessary.
     fn speak<T>(&self, work: impl FnOnce(&mut Speaker) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut speaker = self.speaker.lock().unwrap_or_else(PoisonError::into_inner);
         if speaker.is_none() {
@@ -98,7 +98,7 @@ impl Service {
             RawConfig::from_text(&recipe, Format::Json, &order.overrides, &registry().kinds()).map_err(refused)?;
         let mut runs = self.runs.lock().await;
         let id = runs.len();
-        // The service decides where a run writes, whatever the recipe says.
+        // The service overrides the output folders of the recipe.
         let checkpoints = self.folder.join(format!("{id}/checkpoints"));
         raw.checkpoint.save = Some(checkpoints.clone());
         raw.logger.log_dir = Some(self.folder.join(format!("{id}/logs")));
@@ -177,8 +177,8 @@ async fn checkpoints(State(service): State<Service>, Path(id): Path<usize>) -> R
     Ok(Json(list.iter().map(|c| json!({ "iteration": c.iteration, "complete": c.is_complete() })).collect()))
 }
 
-/// Body of `POST /runs/{id}/adapters`: what the adapter is called, what it learns, and overrides of
-/// the run's recipe.
+/// Body of `POST /runs/{id}/adapters`: name of the adapter, its examples, and overrides of the
+/// run's recipe.
 #[derive(serde::Deserialize)]
 struct Lesson {
     name: String,
@@ -278,7 +278,7 @@ async fn generate(State(service): State<Service>, Path(id): Path<usize>, Json(as
     Ok(Json(json!({ "text": answer.await?? })).into_response())
 }
 
-/// Does what takes long on a thread for that.
+/// Runs long work on a blocking thread of tokio.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> anyhow::Result<T> + Send + 'static) -> Result<T, Failure> {
     let done = tokio::task::spawn_blocking(work).await;
     let failed = |error: String| (StatusCode::INTERNAL_SERVER_ERROR, error);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use bridge_core::train::Console;
 use custom_loss::{FocalLoss, train};
 
-/// Keeps what the console prints.
+/// Keeps the console's output.
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<Vec<u8>>>);
 

@@ -1,5 +1,5 @@
-//! The tokenizer example: ids and characters, what follows from the tokenizer, and that a recipe
-//! cannot have two of them.
+//! The tokenizer example: ids and characters, settings derived from the tokenizer, and that a
+//! recipe cannot have two of them.
 
 #[path = "../examples/custom_tokenizer.rs"]
 #[allow(dead_code, reason = "main is not called")]

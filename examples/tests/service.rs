@@ -126,7 +126,8 @@ fn iterations(checkpoints: &[Value]) -> Vec<u64> {
     checkpoints.iter().map(|checkpoint| checkpoint["iteration"].as_u64().unwrap()).collect()
 }
 
-/// A service in a folder of its own: the client, what stops it, and what then waits for its end.
+/// A service in a folder of its own: the client, the sender that stops the service, and the
+/// function that waits for its end.
 fn served(name: &str) -> (Client, oneshot::Sender<()>, impl FnOnce()) {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let _ = std::fs::remove_dir_all(&folder);
@@ -147,7 +148,8 @@ fn adapters_are_taught_listed_asked_and_forgotten() {
     assert_eq!(client.adapters(id), json!([]));
     assert_eq!(client.teach(id, "pi", "1 5 9")["event"], "end");
     assert_eq!(client.teach(id, "e", "2 7 1")["event"], "end");
-    // Each answers what it has learned, beside the other, and the model what it did.
+    // Each adapter generates the text that it was trained on, beside the other, and the base
+    // generates the same text as before.
     for (adapter, expected) in [(Some("pi"), "1 5 9"), (Some("e"), "2 7 1"), (Some("pi"), "1 5 9"), (None, &of_base)] {
         assert_eq!(client.generate(id, adapter, 200), expected, "{adapter:?}");
     }
@@ -178,7 +180,7 @@ fn adapters_are_taught_listed_asked_and_forgotten() {
 fn runs_are_started_watched_cancelled_and_refused() {
     let (client, stop, end_of_service) = served("service");
 
-    // One that ends by itself.
+    // A run that ends on its own.
     let id = client.start(&tiny(), &[]);
     let events = client.watch(id);
     let (end, steps) = events.split_last().unwrap();
@@ -204,7 +206,7 @@ fn runs_are_started_watched_cancelled_and_refused() {
     assert_eq!(end["event"], "failed");
     assert!(end["error"].as_str().unwrap().contains("flex:7"), "{end}");
 
-    // A recipe with a typing error, runs that do not exist, an event that is no number.
+    // A recipe with a typing error, runs that do not exist, an event index that is not a number.
     let order = json!({ "recipe": tiny(), "overrides": ["train.micro_batch_sise=1"] });
     let (status, body) = client.ask("POST", "/runs", "", &order.to_string());
     assert_eq!((status, body.contains("micro_batch_size")), (422, true), "{body}");
@@ -212,7 +214,7 @@ fn runs_are_started_watched_cancelled_and_refused() {
     assert_eq!(client.ask("POST", "/runs/3/cancel", "", "").0, 404);
     assert_eq!(client.ask("GET", "/runs/0/progress", "Last-Event-ID: x\r\n", "").0, 400);
 
-    // The service stops what is still training when it stops itself.
+    // When the service stops, it stops runs that still train.
     let id = client.start(&tiny(), &["train.train_iters=100000"]);
     assert_eq!(client.progress(id, 0)[0]["iteration"], 1);
     stop.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! `tokenizer.json` and its companion, and the use of what was loaded.
+//! `tokenizer.json` and its companion, and use of the loaded tokenizer.
 #![no_main]
 
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};

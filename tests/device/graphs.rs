@@ -63,8 +63,8 @@ fn recomputed_layers_are_recorded_as_they_run() {
     check(&[&GPT_2[..], &["model.recompute_granularity=selective"]].concat());
 }
 
-/// Updates that come in new memory: of the host, and of narrower parameters with float32 masters.
-/// They are copied to where the graph reads.
+/// Updates that return new memory (from the host, and of narrower parameters with float32 masters)
+/// are copied to the graph's inputs.
 #[test]
 fn parameters_that_move_are_copied_back() {
     let host = ["optimizer.optimizer_cpu_offload=true", "optimizer.optimizer_offload_fraction=1.0"];
@@ -123,7 +123,7 @@ fn a_run_goes_on_with_graphs_of_its_own() {
     assert_eq!(figures(parts.path(), "recorded_graphs").iter().filter(|count| **count > 0.0).count(), 2);
 }
 
-/// Gradients are reduced behind the graph, over ranks that share a device; ranks that are threads
+/// Gradients are reduced after the graph, over ranks that share a device; ranks that are threads
 /// of one process are refused on CUDA, whose driver records for the process.
 #[test]
 fn replicas_reduce_what_graphs_have_summed() {

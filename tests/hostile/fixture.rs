@@ -80,7 +80,7 @@ pub fn seal_again(folder: &Path, file: &str) {
     let path = folder.join(METADATA_FILE);
     let mut metadata: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
     if file != METADATA_FILE {
-        // What took the place of a file may have no end.
+        // The replacement of a file may be endless, such as a device.
         let is_file = folder.join(file).symlink_metadata().is_ok_and(|metadata| metadata.is_file());
         let bytes = if is_file { std::fs::read(folder.join(file)).unwrap() } else { Vec::new() };
         metadata["content"]["files"][file] =

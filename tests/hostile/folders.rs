@@ -28,7 +28,8 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.into_iter().flat_map(of).collect()
 }
 
-/// A run's logs, caches, journal and pointer, read by what lists runs and by the run that goes on.
+/// A run's logs, caches, journal and pointer, read by commands that list runs and by the run that
+/// goes on.
 pub fn run(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     copy(fixture, &["recipe.toml", "text", "run", "runs"], folder);
     let is_log = draw.below(2) == 0;
@@ -49,7 +50,7 @@ pub fn run(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
         2 => (strings(&["data", "verify", "run/cache/text"]), vec![folder.join("runs"), folder.join("run")]),
         _ => (resumed(), vec![folder.join("text")]),
     };
-    // What only lists runs may pass over what it cannot read; a run makes its caches again.
+    // A command that only lists runs may skip unreadable files; a run recreates its caches.
     let names = strings(&[&name, "runs/tiny", "run/cache", "run/checkpoints"]);
     Case { what: format!("run {}: {how}", path.display()), arguments, names, is_certified: false, kept }
 }
@@ -163,7 +164,7 @@ pub fn other_tokenizers(fixture: &Fixture, draw: &mut Draw, folder: &Path) -> Ca
     }
 }
 
-/// Recipes in YAML, and what Megatron Bridge saved.
+/// Recipes in YAML, and configurations that Megatron Bridge saved.
 pub fn other_recipes(_: &Fixture, draw: &mut Draw, folder: &Path) -> Case {
     let of = *draw.choose(&["tiny.yaml", "upstream_defaults.yaml"]);
     let path = take(&format!("bridge-core/config/tests/fixtures/config/{of}"), folder, of);

@@ -20,11 +20,11 @@ const MOST_SAID: u64 = 64 << 20;
 
 /// End of a case.
 pub enum Verdict {
-    /// With code 2 and a name.
+    /// The program exits with code 2 and names the damaged file.
     Refused,
-    /// With code 0, where that may be.
+    /// The program exits with code 0, where the case allows that.
     Accepted,
-    /// Otherwise.
+    /// Any other end, with its description.
     Bad(String),
 }
 
@@ -44,7 +44,7 @@ pub fn limited(folder: &Path, arguments: &[String]) -> Option<Output> {
     let drain = |mut pipe: Box<dyn Read + Send>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
-            // A killed process leaves what it wrote. One that writes without end meets a closed
+            // The output of a killed process is kept. One that writes without end meets a closed
             // pipe.
             let _ = pipe.by_ref().take(MOST_SAID).read_to_end(&mut bytes);
             bytes

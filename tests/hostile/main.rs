@@ -1,9 +1,9 @@
 //! Damaged and hostile inputs, drawn from a seed: a mutated file or option, a command that reads
-//! it, and a judge. No panic, no abort, no run without end, nothing read or written outside,
-//! nothing accepted whose checksum is wrong; what is refused is refused with code 2 and names the
+//! it, and a judge. The judge refuses panics, aborts, endless runs, reads or writes outside of the
+//! folder, and accepted files with a wrong checksum. A refusal must have exit code 2 and name the
 //! file or key.
 //!
-//! The suite runs a few. After changing what reads a file, run more: `BRIDGE_HOSTILE_RUNS=3000
+//! The suite runs a few. After changing code that reads a file, run more: `BRIDGE_HOSTILE_RUNS=3000
 //! cargo test --release --workspace --test hostile`; `BRIDGE_HOSTILE_SEED` repeats those of a seed,
 //! and a failure names the seed of its case.
 

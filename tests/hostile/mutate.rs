@@ -36,7 +36,7 @@ impl Draw {
 
 /// Command and its mutated input.
 pub struct Case {
-    /// For messages.
+    /// Description for messages.
     pub what: String,
     pub arguments: Vec<String>,
     /// Words of which a refusal names one.
@@ -47,7 +47,7 @@ pub struct Case {
     pub kept: Vec<PathBuf>,
 }
 
-/// Numbers at the ends of what types hold.
+/// Numbers at the limits of types.
 const NUMBERS: [&str; 18] = [
     "0",
     "-1",

@@ -41,7 +41,6 @@ fn damage(what: String, name: &str, apply: impl Fn(&Path) + 'static) -> Damage {
     Damage { what, name: name.rsplit('/').next().unwrap().to_owned(), apply: Box::new(apply) }
 }
 
-/// All of them.
 fn damages() -> Vec<Damage> {
     [cuts(), headers(), values(), deep_texts(), indexes(), no_files(), settings(), tables()]
         .into_iter()
@@ -59,7 +58,7 @@ fn cuts() -> Vec<Damage> {
     parts.iter().flat_map(|bytes| [cut(WEIGHTS, *bytes), cut(GGUF, *bytes)]).collect()
 }
 
-/// Changes what the header of the weights says of a tensor.
+/// Changes a tensor's entry in the header of the weights.
 fn header(tensor: &'static str, key: &'static str, value: Value) -> Damage {
     damage(format!("{tensor}: {key} = {value}"), WEIGHTS, move |folder| {
         let bytes = fs::read(folder.join(WEIGHTS)).unwrap();

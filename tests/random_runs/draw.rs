@@ -61,7 +61,7 @@ pub struct Layout {
 /// Event before a run is started again.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// It stops after an iteration.
+    /// The run stops after an iteration.
     Stop(u64),
     /// A watched signal arrives after this many milliseconds.
     Terminate(u64),
@@ -71,7 +71,7 @@ pub enum Event {
     FullDisk { stop: u64, kib: u64 },
 }
 
-/// A run with what happens to it: each event ends a part of it, and the last part runs to the end.
+/// A run with its events: each event ends a part of the run, and the last part runs to the end.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub recipe: Recipe,
@@ -154,8 +154,7 @@ fn recipe(draw: &mut Draw) -> Recipe {
     });
     if num_experts > 0 {
         set(&["model.num_moe_experts=4", "model.moe_router_topk=2", "model.moe_ffn_hidden_size=72"]);
-        // What balances the experts of a micro-batch depends on what is in it, and so on the
-        // layout.
+        // Load balancing depends on the content of a micro-batch, and so on the layout.
         set(&["model.moe_router_load_balancing_type=none", "model.moe_token_dispatcher_type=alltoall"]);
     }
     // Micro-batches with other numbers of tokens weigh the same unless losses are counted by token,

@@ -203,7 +203,7 @@ fn start(folder: &Path, part: &Part<'_>) -> Result<Output, String> {
     let mut child = part.command(folder).stdout(output("stdout")).stderr(output("stderr")).spawn().expect("it starts");
     if let Some((signal, milliseconds)) = part.signal {
         std::thread::sleep(Duration::from_millis(milliseconds));
-        // A run that is over has nobody left to tell.
+        // Errors are ignored, because the run may be over.
         let _ = Command::new("kill").args([signal, &child.id().to_string()]).stderr(Stdio::null()).status();
     }
     let started = Instant::now();
@@ -253,8 +253,8 @@ fn losses(folder: &Path, log_dir: &str) -> Losses {
     records.filter_map(loss).collect()
 }
 
-/// Compares with what one rank found. What a full disk swallowed, up to iteration `unlogged`, may
-/// be missing.
+/// Compares with the losses of one rank. Records up to iteration `unlogged` may be missing because
+/// of a full disk.
 fn compare(found: &Losses, expected: &Losses, unlogged: u64) -> Result<(), String> {
     for ((kind, iteration), loss) in expected {
         match found.get(&(kind.clone(), *iteration)) {

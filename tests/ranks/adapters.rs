@@ -1,5 +1,5 @@
-//! Runs of a model with an adapter: what is frozen stays as it is, on any layout, and a run goes on
-//! at another one.
+//! Runs of a model with an adapter: frozen parameters do not change on any layout, and a run
+//! resumes at another layout.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -190,7 +190,7 @@ fn a_plan_knows_what_is_frozen() {
         let recipe = recipe(folder.path(), "tiny.toml", &overrides);
         let planned = recipe.finalize(&World { size: ranks }).unwrap();
         let planned = plan(&planned, &adapted().models, &PlanOptions::default()).unwrap();
-        // Five norms, and at each layer what a rank of three adds to four matrices.
+        // Five norms, and at each layer the parameters of branches of rank three at four matrices.
         let branches = 3 * (64 + 128 + 64 + 64 + 64 + 2 * 192 + 192 + 64);
         assert_eq!(planned.parameters.trained, 5 * 64 + 2 * branches);
         assert_eq!(planned.parameters.total, 164_160 + 2 * branches);

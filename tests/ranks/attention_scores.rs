@@ -1,5 +1,4 @@
-//! The largest attention score of each layer, whatever ranks the model is spread over: those of one
-//! rank.
+//! The largest attention score of each layer is the same on any layout as on one rank.
 
 use bridge_core::train::{pretrain, rank_timeout, run_on_threads};
 use bridge_tests::bridge;

@@ -57,7 +57,7 @@ impl ForwardStep for Smoothed {
     }
 }
 
-/// Losses, norms of gradients and what the loss records.
+/// Losses, norms of gradients and the figures that the loss records.
 fn run(own: Option<Smoothed>, ranks: usize, overrides: &[&str]) -> [Vec<f64>; 3] {
     let folder = tempfile::tempdir().unwrap();
     let common = ["train.train_iters=4", "validation.eval_interval=2", "model.hidden_size=24", "logger.log_interval=1"];

@@ -21,7 +21,7 @@ const TENSOR: [&str; 2] = ["model.tensor_model_parallel_size=2", "model.sequence
 const HALF: &str = "mixed_precision={fp16 = true, initial_loss_scale = 1024.0}";
 const FULL: [&str; 2] = ["ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"];
 
-/// Losses, norms and what each rank counted.
+/// Losses, norms and the counts of each rank.
 fn train(devices: Devices, make: &dyn Fn(&std::path::Path) -> RunConfig) -> (Vec<f64>, Vec<f64>, Vec<Counts>) {
     let folder = tempfile::tempdir().unwrap();
     let config = make(folder.path());

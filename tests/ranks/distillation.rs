@@ -1,5 +1,5 @@
 //! `[distillation]`: ten steps of PyTorch, on all layouts, stopped and resumed, from the cache,
-//! from damaged caches, and what is refused.
+//! from damaged caches, and refusals.
 
 use std::path::{Path, PathBuf};
 
@@ -193,7 +193,7 @@ fn what_is_cached_trains_the_same_and_what_is_damaged_is_computed_again() {
     // Another temperature is another entry.
     let (_, share) = cached("warmer", 1, &["distillation.temperature=3.0", "train.train_iters=1"]);
     assert_eq!(share, [0.0]);
-    // Ranks that share a model agree on what is missing.
+    // Ranks that share a model agree on the missing entries.
     std::fs::write(&files_of(&store)[0], "").unwrap();
     let tensor = "model.tensor_model_parallel_size=2";
     let (losses, _) = cached("tensor", 2, &[tensor]);

@@ -31,8 +31,8 @@ fn assert_same(found: &[Vec<f64>], expected: &[Vec<f64>], what: &str) {
     for (number, (found, expected)) in found.iter().zip(expected).enumerate() {
         assert_eq!(found.len(), expected.len(), "{what}");
         for (step, (a, b)) in found.iter().zip(expected).enumerate() {
-            // Before the first update both answers are as likely as in the reference, up to what
-            // rounding leaves.
+            // Before the first update both answers are as likely as in the reference, up to
+            // rounding.
             let is_tie = number == 3 && step == 0;
             let tolerance = 1e-5 * b.abs() + if number == 0 { 0.0 } else { 1e-6 };
             assert!(is_tie || (a - b).abs() <= tolerance, "{what}, figure {number}: {found:?}, expected {expected:?}");

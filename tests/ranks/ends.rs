@@ -1,4 +1,4 @@
-//! Events of subsystems at the end of training, whatever ends it, and the evaluation at the end.
+//! Events of subsystems at every kind of end of training, and the evaluation at the end.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -55,7 +55,7 @@ impl Subsystem for Witness {
     }
 }
 
-/// Trains on one rank in `folder`; what subsystems saw, and how the run ended.
+/// Trains on one rank in `folder`. Returns the events of subsystems and the end of the run.
 fn train_in(
     folder: &Path,
     overrides: &[&str],
@@ -349,7 +349,7 @@ fn whole_parameters_come_back_when_all_ask() {
     assert_eq!(sharded[0].len(), 164_160);
     assert_eq!(sharded[0], sharded[1]);
     assert_eq!(sharded, values(&[]), "what is sharded changes no bit");
-    // Weights that travelled as codes come as they are.
+    // Weights that were gathered as 8-bit codes are gathered in full precision.
     let eight_bits = ["model.fp8=hybrid", "model.fp8_recipe=tensorwise"];
     let codes = [&full[..], &eight_bits, &["ddp.fp8_param_gather=true"]].concat();
     assert_eq!(values(&codes), values(&eight_bits), "nor does it as codes");

@@ -133,7 +133,7 @@ impl ModelBuilder for ProbeConfig {
         Ok(Box::new(ModuleChunk::new(probe, scope.finish())?))
     }
 
-    /// It does not say what it costs.
+    /// The outline has no costs.
     fn outline(
         &self,
         work: &Workload,

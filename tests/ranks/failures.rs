@@ -25,9 +25,9 @@ const PATIENCE: Duration = Duration::from_secs(120);
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     Panic,
-    /// Longer than the others wait.
+    /// Hangs for longer than other ranks wait.
     Hang,
-    /// As a region inside a model does it.
+    /// Panics with a communication error, as a region inside a model does.
     CommunicationPanic,
 }
 
@@ -116,7 +116,8 @@ fn a_rank_that_fails_ends_the_run_and_the_next_one_resumes() {
     }
 }
 
-/// The flight recorder says which rank was in which operation, and which did not come.
+/// The flight recorder's files tell the ranks that wait in each operation, and the ranks that are
+/// missing there.
 fn assert_calls_are_told(folder: &Path, fault: Fault) {
     let read = |rank: usize| FlightRecord::read(&folder.join(format!("calls-{rank}"))).expect("a record");
     let records: Vec<FlightRecord> = (0..3).map(read).collect();

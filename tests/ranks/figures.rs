@@ -1,5 +1,5 @@
-//! Figures of the whole run, whatever ranks it is spread over: those of TensorBoard and
-//! `metrics.jsonl` against one rank's.
+//! Figures of the whole run on any layout: TensorBoard and `metrics.jsonl` against a run on one
+//! rank.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -170,7 +170,7 @@ fn losses_of_further_tokens_reach_console_and_records() {
     let record: serde_json::Value = serde_json::from_str(log.lines().next().unwrap()).unwrap();
     for depth in [1, 2] {
         let loss = record[format!("mtp_{depth}_loss")].as_f64().expect("a loss");
-        // Of a model that knows nothing yet.
+        // The loss of an untrained model.
         assert!((loss - 512_f64.ln()).abs() < 0.2, "{record}");
         assert!(said.contains(&format!(" | mtp_{depth} loss: ")), "{said}");
     }

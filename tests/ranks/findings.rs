@@ -168,8 +168,8 @@ fn injected_faults_go_on_where_they_were() {
     };
     const EXIT: u64 = 20;
     let whole = tempfile::tempdir().unwrap();
-    // The first iteration of a process is not judged and draws nothing, so what comes after the
-    // exit comes one iteration later.
+    // The first iteration of a process is not judged and draws no random numbers, so faults after
+    // the exit come one iteration later.
     let later = |(rank, iteration)| (rank, if iteration > EXIT { iteration + 1 } else { iteration });
     let mut expected: Vec<_> = faults(whole.path(), "train.exit_interval=1000").into_iter().map(later).collect();
     expected.retain(|(_, iteration)| *iteration <= 40);
@@ -219,7 +219,7 @@ fn a_run_that_learns_nothing_any_more_fails_and_names_the_last_good_checkpoint()
     assert_eq!(run(true, "train.exit_interval=4").unwrap(), [0; 3]);
     let count = |step| train_state(folder.path(), step)["extra"]["skipped_iterations"]["iterations"].clone();
     assert_eq!((count(2), count(3), count(4)), (Value::Null, 1.into(), 2.into()));
-    // They count after a resume.
+    // Skipped iterations count after a resume, too.
     let error = run(true, "train.exit_interval=1000").expect_err("nothing is learned");
     let text = error.to_string();
     assert!(!error.is_bad_input(), "{text}");

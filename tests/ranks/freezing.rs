@@ -1,5 +1,5 @@
-//! `model.freeze_parameters`: what is frozen keeps its bits, what is trained gets the gradients
-//! that it has without, on any layout.
+//! `model.freeze_parameters`: frozen parameters keep their bits, and trained parameters get the
+//! same gradients as without freezing, on any layout.
 
 use std::path::Path;
 
@@ -37,7 +37,8 @@ fn run(ranks: usize, overrides: &[&str]) -> (tempfile::TempDir, [Vec<f64>; 2]) {
     (folder, figures)
 }
 
-/// One step of plain gradient descent is the same for what is trained, and none for the rest.
+/// One step of plain gradient descent is the same for trained parameters, and leaves the rest
+/// unchanged.
 #[test]
 fn what_is_trained_has_the_gradients_that_it_has_without() {
     let plain = [
@@ -65,7 +66,7 @@ fn what_is_trained_has_the_gradients_that_it_has_without() {
     // norms.
     assert_eq!(counts, [5, 1 + 4 + 5]);
     assert!(figures[1].iter().all(|norm| *norm > 0.0));
-    // AdamW keeps no state of what is frozen.
+    // AdamW keeps no state of frozen parameters.
     let (folder, _) = run(1, &[FREEZE, "train.train_iters=1"]);
     let saved = checkpoint(folder.path(), 1);
     let states: Vec<&str> = saved.names_in("optimizer").collect();

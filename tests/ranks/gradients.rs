@@ -1,5 +1,5 @@
-//! Gradients on disk (`checkpoint.save_wgrads_interval`, `save_dgrads_interval`): what the
-//! optimizer applies, the same whatever the layout of ranks.
+//! Gradients on disk (`checkpoint.save_wgrads_interval`, `save_dgrads_interval`): the gradients
+//! that the optimizer applies, the same for any layout of ranks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -97,7 +97,7 @@ fn gradients_of_parameters_are_what_the_optimizer_applies() {
         for (place, gradient) in gradient.iter().enumerate() {
             let (old, new) = (before[name].1[place], after[name].1[place]);
             let applied = (old - new) / rate;
-            // What a float32 parameter can show of it.
+            // Rounding error of the difference of two float32 parameters.
             let rounding = 2.0 * f32::EPSILON * old.abs().max(new.abs()) / rate;
             let difference = (gradient - applied).abs();
             assert!(difference <= rounding + 1e-5 * gradient.abs(), "{name}[{place}]: {gradient}, applied {applied}");
@@ -112,7 +112,7 @@ fn gradients_are_the_same_on_every_layout() {
     for segment in ["head.input", "layers.0.attention.input", "layers.1.mlp.input"] {
         assert!(segments.contains(&segment), "{segment} in {segments:?}");
     }
-    // The gradient of an embedding's rows adds up to that of what it hands on.
+    // The gradients of an embedding's rows add up to the gradient of its output.
     let (shape, of_stream) = &streams["layers.0.attention.input"];
     assert_eq!(shape, &[8, 1, 32, 64]);
     let column = |values: &[f32], column: usize| values.iter().skip(column).step_by(64).map(|v| f64::from(*v)).sum();
@@ -176,7 +176,7 @@ fn a_run_is_the_same_with_them_and_none_begins_from_them() {
     dumping("train.exit_interval=2");
     dumping("train.exit_interval=null");
     assert_eq!(records_in(&folder.path().join("logs"), "train"), records_in(&plain.path().join("logs"), "train"));
-    // All gradients are kept, whatever is of checkpoints.
+    // All gradients are kept, unlike checkpoints.
     let store = CheckpointStore::open(folder.path().join("saved/wgrads")).unwrap();
     assert_eq!(store.list().unwrap().len(), 4);
     assert_eq!(CheckpointStore::open(folder.path().join("saved")).unwrap().list().unwrap().len(), 1);

@@ -167,21 +167,20 @@ fn data_that_is_long_enough_is_not_refused() {
     };
     assert_eq!(train(&["train.train_iters=60", "train.exit_interval=3"]).unwrap(), 3);
     assert_eq!(train(&["train.train_iters=12", "dataset.dataloader_type=cyclic"]).unwrap(), 12);
-    // What the checkpoint has consumed counts.
+    // Samples consumed before the checkpoint count.
     assert_eq!(train(&["train.train_iters=5", &saved]).unwrap(), 5);
     let error = train(&["train.train_iters=12", &saved]).unwrap_err().to_string();
     assert!(error.contains("40 of them consumed before"), "{error}");
 }
 
-/// The choice between shuffling a bucket for each rank and shuffling all samples together changes
-/// what they train on.
+/// Shuffling a bucket for each rank gives other batches than shuffling all samples together.
 #[test]
 fn sharding_of_shuffled_data_is_seen() {
     let train = |arguments: &[&str]| run(&[&["--ranks", "2", "train.train_iters=3"], arguments].concat());
     let (together, buckets) = ("dataset.data_sharding=false", "dataset.data_sharding=true");
     let cyclic = "dataset.dataloader_type=cyclic";
     assert_ne!(train(&[cyclic, together])[..3], train(&[cyclic, buckets])[..3]);
-    // Validation is shuffled whatever training is.
+    // Validation is shuffled independently of training.
     let (together, buckets) = (train(&[together]), train(&[buckets]));
     assert_eq!(together[..3], buckets[..3]);
     assert_ne!(together[3], buckets[3]);

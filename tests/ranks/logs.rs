@@ -1,4 +1,5 @@
-//! Log files that cannot be written: the run goes on, saves what is due, and says what is missing.
+//! Log files that cannot be written: the run goes on, saves its checkpoints, and names the missing
+//! logs.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -1,4 +1,4 @@
-//! Losses of many ranks against those of one: the same, whatever carries and divides gradients,
+//! Losses of many ranks equal those of one, with any communicator and any sharding of gradients,
 //! state and parameters.
 
 use bridge_tests::{assert_close, bridge_on, figures_in, losses, recipe, records_in, run, run_in};
@@ -116,8 +116,7 @@ fn instances_of_optimizers_train_like_one() {
     }
 }
 
-/// Sums that are the same whatever is divided: a factor on some gradients only would show in the
-/// norm.
+/// The norm must not depend on sharding: a wrong factor on some gradients would show in it.
 #[test]
 fn experts_without_replicas_have_the_gradients_of_one_rank() {
     let norms = |arguments: &[&str]| {

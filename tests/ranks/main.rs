@@ -1,5 +1,5 @@
-//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. What
-//! the files have in common is here and in the library of this package.
+//! Runs of `recipes/tiny.toml` on many ranks: losses, loaders, steps, texts, ends, failures. Shared
+//! code is here and in the library of this package.
 
 mod adapters;
 mod attention_scores;

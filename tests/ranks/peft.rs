@@ -178,7 +178,7 @@ fn dropout_is_off_in_evaluation_and_the_same_when_recomputed() {
         let without: Vec<&str> = settings.iter().copied().filter(|s| s.contains("kind")).collect();
         let plain = run(&without);
         assert_ne!(dropped.0[1..], plain.0[1..], "{settings:?}");
-        // A run that does not learn evaluates the same.
+        // Without learning, the validation loss is the same with and without dropout.
         let still = |settings: &[&str]| run(&[settings, &["optimizer.lr=0", "optimizer.min_lr=0"]].concat()).1;
         assert_eq!(still(settings), still(&without), "{settings:?}");
     }
@@ -222,7 +222,7 @@ fn another_adapter_than_the_checkpoints_is_refused_by_name() {
         let error = train(&config(folder.path(), "tiny-lora.toml", 1, &[&from, change])).unwrap_err();
         assert!([key, before, now].iter().all(|text| error.contains(text)), "{change}: {error}");
     }
-    // Neither goes on as the other, and an adapter is no base.
+    // A run cannot resume from a checkpoint of the other type, and an adapter is not a base.
     let error = train(&config(folder.path(), "tiny.toml", 1, &[])).unwrap_err();
     assert!(error.contains("peft") && error.contains("an adapter alone"), "{error}");
     let error = train(&config(base.path(), "tiny-lora.toml", 1, &[&from])).unwrap_err();
@@ -230,7 +230,7 @@ fn another_adapter_than_the_checkpoints_is_refused_by_name() {
     let fresh = tempfile::tempdir().unwrap();
     let error = train(&config(fresh.path(), "tiny-lora.toml", 1, &[&of_base(folder.path())])).unwrap_err();
     assert!(error.contains("checkpoint.pretrained_checkpoint") && error.contains("an adapter alone"), "{error}");
-    // What changes the course alone may change, and a default may be written out.
+    // Settings that only affect training may change, and a default may be written out.
     let dropout = ["peft.dropout=0.1", "train.exit_interval=3"];
     train(&config(folder.path(), "tiny-lora.toml", 1, &[&[from.as_str()], &dropout[..]].concat())).unwrap();
 }

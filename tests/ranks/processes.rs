@@ -1,6 +1,5 @@
 //! Ranks as processes under mpirun, with the binary that this suite was built with: the losses of
-//! one rank, and what becomes of a run when one of its processes is killed, stands still or was
-//! given another recipe.
+//! one rank, and the end of a run in which one process is killed, is stopped or has another recipe.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -59,8 +58,8 @@ fn processes_that_share_a_model_train_like_one() {
     assert_close(&run(&[&spread[..], &experts].concat()), &run(&experts), "experts");
 }
 
-/// mpirun with `--launcher mpi` ranks in `folder`: for each entry the number of ranks, and what
-/// they are given besides.
+/// mpirun with `--launcher mpi` ranks in `folder`: for each entry the number of ranks, and their
+/// further arguments.
 fn start(folder: &Path, programs: &[(&str, &[&str])]) -> Child {
     let mut mpirun = Command::new("mpirun");
     mpirun.args(["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]);
@@ -70,13 +69,12 @@ fn start(folder: &Path, programs: &[(&str, &[&str])]) -> Child {
     }
     let allowed = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
     mpirun.envs(allowed.map(|name| (name, "1"))).env("OMPI_MCA_plm_rsh_agent", "/bin/false");
-    // Files, so that nobody has to read while the job runs.
+    // Output goes to files, so that no pipe has to be read while the job runs.
     let file = |name: &str| std::fs::File::create(folder.join(name)).map(Stdio::from).unwrap();
     mpirun.current_dir(folder).stdout(file("out.txt")).stderr(file("err.txt")).spawn().expect("mpirun is installed")
 }
 
-/// Waits until the job has ended by itself; returns its exit code, what it said, and how long that
-/// took.
+/// Waits until the job has ended on its own; returns its exit code, its output, and the time.
 fn end(folder: &Path, mut job: Child) -> (Option<i32>, String, Duration) {
     let started = Instant::now();
     while started.elapsed() < LONG {
@@ -118,7 +116,7 @@ fn disturb(signal: &str) -> (Option<i32>, String, Duration) {
 fn a_killed_process_ends_the_job() {
     let (code, said, took) = disturb("-KILL");
     assert!(code != Some(0) && took < Duration::from_secs(60), "{code:?} after {took:?}: {said}");
-    // mpirun names the rank, the others what they waited for.
+    // mpirun names the rank, and other ranks name the operation in which they waited.
     assert!(said.contains("rank 1"), "{said}");
     assert!(said.contains("SIGTERM after") && said.contains("of group"), "{said}");
 }
@@ -127,7 +125,7 @@ fn a_killed_process_ends_the_job() {
 fn a_process_that_stands_still_is_found_out() {
     let (code, said, took) = disturb("-STOP");
     assert!(code != Some(0) && took < Duration::from_secs(90), "{code:?} after {took:?}: {said}");
-    // Whoever had agreed with it to move data names the others too.
+    // A rank that was moving data with the stopped rank also names other ranks.
     let waited = said.split_once("waited 15s for").unwrap_or_else(|| panic!("nobody says for whom it waited: {said}"));
     assert!(waited.1.lines().next().unwrap().contains("rank 1"), "{said}");
 }

@@ -1,5 +1,4 @@
-//! `[peft]` on a base in 8 or 4 bits: every layout, stopped and resumed, what is refused, and what
-//! a plan makes of it.
+//! `[peft]` on a base in 8 or 4 bits: every layout, stopped and resumed, refusals, and plans.
 
 use bridge_core::config::{RawConfig, RunConfig, World};
 use bridge_core::plan::{PlanOptions, plan};
@@ -27,7 +26,7 @@ fn a_quantised_base_trains_on_every_layout_like_on_one_rank() {
     for kind in [&[NF4, BLOCKS, INT8_TABLE][..], &[INT8, BLOCKS, "peft.kind=dora", "peft.alpha=8"], &[INT8_TABLE]] {
         let of = |overrides: &[&'static str]| [kind, overrides].concat();
         let (losses, norms) = run(1, &of(&[]));
-        // It is another base, and a near one.
+        // A quantized base gives other losses, but similar ones.
         assert_ne!(losses, plain, "{kind:?}");
         assert!(losses.iter().zip(&plain).all(|(a, b)| (a - b).abs() < 0.05 * b), "{losses:?}, in float32 {plain:?}");
         let replicas = "ddp.use_distributed_optimizer=true";
@@ -121,7 +120,7 @@ fn a_plan_knows_how_many_bytes_a_quantised_base_has() {
         let config = raw.finalize(&World { size: 1 }).unwrap();
         plan(&config, &registry().models, &PlanOptions::default()).unwrap().stages[0].memory.parameters
     };
-    // Of each of two layers: queries, keys and values, projection, gate and up, down.
+    // Matrices of each of two layers: queries, keys and values, projection, gate and up, down.
     let matrices = [[128, 64], [64, 64], [384, 64], [64, 192]];
     let weights: u64 = 2 * matrices.iter().map(|[outputs, inputs]| outputs * inputs).sum::<u64>();
     let plain = parameters(&[]);
@@ -153,7 +152,7 @@ fn plans_count_the_products_of_branches_and_no_gradients_of_frozen_weights() {
     let adapted = flops_per_token("tiny-lora.toml", &same);
     let expected = full - 2.0 * (2.0 * layer + head) + 6.0 * 2.0 * branches;
     assert!((adapted - expected).abs() < 1e-6 * expected, "{adapted}, expected {expected} of {full}");
-    // The first layer has no backward if only the second one learns.
+    // The first layer has no backward if only the second one is trained.
     let second = [&same[..], &["peft.target_modules=[\"*.layers.1.mlp.linear_fc2\"]"]].concat();
     let found = flops_per_token("tiny-lora.toml", &second);
     let attention = (full - 6.0 * (2.0 * layer + head)) / 2.0;

@@ -69,7 +69,7 @@ fn every_injected_fault_is_told_for_what_it_is() {
             assert!(!asked.is_empty() && console.contains("(injected)"), "{overrides:?}: {console}");
             assert_eq!(ranks_in(&console, at_once), asked, "{overrides:?}: {console}");
             let Some(diagnosis) = after_restart else { continue };
-            // Nobody injects any more; what is in doubt is judged all the same.
+            // Without further injection the suspicious result is still judged.
             let (end, console) = train(folder.path(), ranks, &[VALIDATING, &seed], |_, _| {});
             assert_eq!(end.unwrap(), 17, "{overrides:?}: {console}");
             assert_eq!(ranks_in(&console, diagnosis), asked, "{overrides:?}: {console}");
@@ -128,7 +128,7 @@ fn real_faults_are_told_apart_on_one_rank_and_many() {
     }
 }
 
-/// Gradients that are no numbers on one rank, from a micro-batch on, with a loss that is.
+/// NaN gradients on one rank, from a given micro-batch on, with a finite loss.
 struct BadGradients {
     from: usize,
     seen: usize,
@@ -172,7 +172,7 @@ fn gradients_are_judged_before_ranks_add_them_up() {
     }
 }
 
-/// Scales the loss a little more each time, on one rank: nothing that is done twice gives the same.
+/// Scales the loss a little more each time, on one rank, so that repeated passes differ.
 struct Drifting(f64);
 
 impl ForwardStep for Drifting {

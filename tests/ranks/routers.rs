@@ -80,8 +80,8 @@ fn biases_of_experts_go_on_where_they_were() {
     }
 }
 
-/// In runs of 16 bits too they are float32: what is saved has digits that 16 bits have not, and a
-/// run that goes on has the same bits.
+/// Expert biases are float32 in 16-bit runs, too: saved values have more digits than 16 bits, and a
+/// resumed run has the same bits.
 #[test]
 fn biases_of_experts_are_float32_between_parameters_of_16_bits() {
     // With a scale of the loss that makes no step overflow.

@@ -1,5 +1,5 @@
-//! Steps of many micro-batches: they are held a few at a time, and left between two of them when
-//! that is asked for.
+//! Steps of many micro-batches: only a few are held at a time, and a stop request takes effect
+//! between two of them.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,7 +54,7 @@ fn a_step_that_is_read_in_parts_is_the_same_step() {
     let (repeated, said) = go_on(&["rerun_state_machine.rerun_mode=validate_results"]);
     assert!(said.contains("Spiky loss"), "{said}");
     assert_eq!(repeated, parts, "repeated");
-    // So does an iteration that is left out: the one after it has its own data.
+    // A skipped iteration reads its data, too: the next iteration has its own data.
     let (skipped, said) = go_on(&["train.iterations_to_skip=[2]"]);
     assert!(said.contains("iteration 2 skipped"), "{said}");
     assert!((skipped[1] - parts[2]).abs() < 0.05 && skipped[1] != parts[2], "{skipped:?}, {parts:?}");
@@ -160,6 +160,6 @@ fn a_signal_ends_a_step_of_any_size_and_its_data_fits_into_memory() {
     assert!(said().contains("iteration 1 is left unfinished"), "{}", said());
     assert!(asked.elapsed() < Duration::from_secs(30), "{:?}", asked.elapsed());
     assert!(peak < 400_000, "{peak} kB");
-    // Nothing was trained, so there is nothing to save.
+    // No step was trained, so no checkpoint is saved.
     assert!(!folder.path().join("saved/latest_checkpointed_iteration.txt").exists());
 }

@@ -1,5 +1,5 @@
-//! Slow ranks: who is named, by what was slow, and what may follow; the port that switches the
-//! times of ranks on and off.
+//! Slow ranks: the named ranks, the slow quantities, and the possible consequences; the port that
+//! switches the times of ranks on and off.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,5 @@
-//! `checkpoint.dist_ckpt_strictness`: parameters that a checkpoint lacks, and those that a model
-//! has no use for, at each level.
+//! `checkpoint.dist_ckpt_strictness`: parameters that a checkpoint lacks, and parameters that a
+//! model does not use, at each level.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn from(base: &Path, ranks: usize, key: &str, layers: usize, level: &str, more: 
     config(base, ranks, &[&common, more].concat())
 }
 
-/// The parameters of a run that is set up, and what did not match.
+/// The parameters of a run after its setup, and the names that did not match.
 fn begun(config: &RunConfig) -> Result<(BTreeMap<String, Vec<f32>>, Unmatched), String> {
     let program = |groups| {
         let mut run = setup(config.clone(), options(groups))?;
@@ -122,7 +122,7 @@ fn parameters_that_a_model_does_not_use_are_left_named_or_an_error() {
 #[test]
 fn optimizer_state_goes_with_the_parameters() {
     let base = base();
-    // A parameter that begins has no moments yet, and the run trains.
+    // A new parameter has no moments yet, and the run trains.
     for level in ["log_unexpected", "log_all"] {
         train(&from(base.path(), 1, "load", 3, level, &[])).unwrap();
     }

@@ -87,7 +87,7 @@ impl Subsystem for Watcher {
     }
 }
 
-/// A sink that keeps what it is served, and fails where `fails` says.
+/// A sink that keeps its records, and fails if `fails` is set.
 struct Keep {
     events: Events,
     fails: bool,
@@ -167,8 +167,8 @@ fn subsystems_are_called_in_the_order_of_registration_and_get_their_state_back()
     assert!(metrics.lines().all(|line| line.contains("\"watched\":")), "{metrics}");
 }
 
-/// Runs two ranks, of which only rank 1 has a subsystem, which does `judge`; what becomes of each,
-/// and what the console of rank 0 says.
+/// Runs two ranks, of which only rank 1 has a subsystem, which runs `judge`. Returns the result of
+/// each rank.
 fn two_ranks(
     folder: &Path,
     judge: impl Fn(u64) -> Result<LoopRequest, SubsystemError> + Clone + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Runs on text of their own: it is prepared once for all ranks and shared with other programs,
-//! given up when that is asked for, and its documents stay apart on any number of ranks.
+//! Runs on text of their own: the text is prepared once for all ranks and shared with other
+//! programs, preparation stops on request, and documents stay separate on any number of ranks.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -95,7 +95,7 @@ fn programs_that_need_the_same_text_share_it() {
     assert_eq!(others, [first.clone(), first]);
 }
 
-/// Sends SIGTERM while `lock` is held, and returns what is left of what was prepared.
+/// Sends SIGTERM while `lock` is held, and returns the remaining prepared files.
 fn stop_while(lock: &str, arguments: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().unwrap();
     write_words(&folder.path().join("small.jsonl"), 100);

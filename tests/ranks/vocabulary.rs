@@ -55,7 +55,7 @@ fn write_words(folder: &Path) {
     std::fs::write(folder.join("words.txt"), text).unwrap();
 }
 
-/// Trains in a folder that has words already.
+/// Trains in a folder that already has `words.txt`.
 fn train(folder: &Path, more: &[&str]) {
     run_in(folder, &[&TEXT[..], more].concat());
 }
@@ -158,7 +158,7 @@ fn rows_of_earlier_releases_are_kept() {
         write_words(folder.path());
         train(folder.path(), &[&explicit[..], &["train.exit_interval=3"]].concat());
         age(&folder.path().join("saved"), aged);
-        // Twice, so that what the run saves itself is read too.
+        // Twice, so that the run's own checkpoint is read too.
         train(folder.path(), &[&save[..], layout, &["train.exit_interval=5"]].concat());
         train(folder.path(), &[&save[..], layout].concat());
         assert_close(&losses(folder.path()), &expected, &format!("{layout:?}"));

@@ -1,4 +1,4 @@
-//! Runs the rows of a section and says what is wrong with each.
+//! Runs the rows of a section and returns the problems of each.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

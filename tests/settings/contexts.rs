@@ -27,7 +27,7 @@ pub fn tiny() -> Run {
     Run::new(Program::Train, "tiny.toml", &SMALL)
 }
 
-/// The same with settings over it.
+/// The tiny run with overrides.
 pub fn tiny_with(overrides: &[&str]) -> Run {
     tiny().with(overrides)
 }
@@ -70,7 +70,7 @@ pub fn examples() -> Run {
     tiny().with(&overrides)
 }
 
-/// A dense model that trains long enough to be looked at, on a busy machine too.
+/// A dense model that trains long enough to be watched, on a busy machine, too.
 pub fn watched(run: &Run) -> Run {
     run.with(&["train.train_iters=600"]).while_(Meddling::Watch)
 }

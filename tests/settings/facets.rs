@@ -130,7 +130,7 @@ impl Facets {
         }
     }
 
-    /// Tags of TensorBoard events and the steps they have; their values where these are no times.
+    /// Tags of TensorBoard events with their steps, and their values except times.
     fn events(&mut self, folder: &Path) {
         let (mut tags, mut values) = (BTreeMap::<String, Vec<i64>>::new(), Vec::new());
         let mut names: Vec<String> =
@@ -156,7 +156,7 @@ impl Facets {
         self.add("scalars", values.join("\n"));
     }
 
-    /// The steps of each rank's trace, and what its events say of themselves.
+    /// The steps of each rank's trace, and the names of its events' arguments.
     fn traces(&mut self, folder: &Path) {
         let mut all = Vec::new();
         for name in names_of_paths(folder).into_iter().filter(|name| name.contains("/trace/rank_")) {
@@ -316,7 +316,7 @@ fn without_numbers(line: &str) -> String {
 fn names_of_files(folder: &Path) -> Vec<String> {
     let shared = |name: String| match (name.find("events.out.tfevents"), name.find("GPTDataset_indices/")) {
         (Some(at), _) => format!("{}events", &name[..at]),
-        // What follows is a digest of what was asked for, samples and seed among it.
+        // The rest of the name is a digest of the request, including samples and seed.
         (_, Some(at)) => name[..at].to_owned(),
         _ if name.contains("/metrics-") => "metrics of another run".to_owned(),
         _ => name.split('/').map(shared_name).collect::<Vec<_>>().join("/"),

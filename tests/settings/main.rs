@@ -1,5 +1,5 @@
-//! Every accepted setting moves something that can be seen from outside a run. Rows say what; the
-//! tables of the configuration say which settings there are.
+//! Every accepted setting moves something that can be seen from outside a run. The rows have the
+//! checks; the tables of the configuration have the list of settings.
 //!
 //! A row names a setting, values and a run, and the facets of the run (losses, norms, tensors of
 //! the checkpoint, names of metrics, lines, files, exit code ...) that the value moves. All other

@@ -3,10 +3,10 @@
 
 use super::run::Run;
 
-/// Stands for the value that the context has without the row's own override.
+/// Placeholder for the value that the context has without the row's own override.
 pub const AS_IT_IS: &str = "";
 
-/// Facets that may move or stay when another one moves: what is computed from it, later.
+/// Facets that may move or stay when another facet moves, because they are computed from it later.
 pub const FOLLOW: [(&str, &[&str]); 9] = [
     ("params", &LATER),
     ("grad_norm_1", &LATER),
@@ -16,7 +16,7 @@ pub const FOLLOW: [(&str, &[&str]); 9] = [
     ("output", &["indices", "stderr"]),
     ("iteration", &["*"]),
     ("exit", &["*"]),
-    // It is written where a run fails, which is now earlier and now later.
+    // The flight recorder writes at the time of a failure, which varies.
     ("flight", &["*"]),
 ];
 
@@ -50,13 +50,13 @@ pub const GLIMPSES: [&str; 3] = ["threads", "maps", "early"];
 pub struct Row {
     /// The setting, as recipes spell it.
     pub key: &'static str,
-    /// Values, of which the first is what the others are compared with. `a & x.y=b` overrides more
-    /// than the setting.
+    /// Values; the first one is the baseline of the comparison. `a & x.y=b` overrides more than the
+    /// setting.
     pub values: Vec<String>,
     /// Run of the row.
     pub run: Run,
-    /// The facets that move when the value does; all others stay, but for those that [`FOLLOW`]
-    /// from these.
+    /// The facets that change with the value. All others stay, except facets that [`FOLLOW`] from
+    /// these.
     pub moves: Vec<&'static str>,
     /// The ones whose numbers stay within a relative distance of 1e-4.
     pub nearly: Vec<&'static str>,
@@ -72,12 +72,12 @@ pub fn row(key: &'static str, run: &Run, values: &[&str]) -> Row {
     Row { key, values, run: run.clone(), moves: Vec::new(), nearly: Vec::new(), holds: Vec::new(), lowers: Vec::new() }
 }
 
-/// The same for a switch that is off in `run`.
+/// A row for a switch that is off in `run`.
 pub fn switch(key: &'static str, run: &Run) -> Row {
     row(key, run, &[AS_IT_IS, "true"])
 }
 
-/// The same for a switch that is on in `run`.
+/// A row for a switch that is on in `run`.
 pub fn switch_off(key: &'static str, run: &Run) -> Row {
     row(key, run, &[AS_IT_IS, "false"])
 }
@@ -95,7 +95,7 @@ impl Row {
         self
     }
 
-    /// Says what a facet holds with the value of that place.
+    /// Requires that a facet contains `text` for the value at this place.
     pub fn holds(mut self, place: usize, facet: &'static str, text: &'static str) -> Self {
         self.holds.push((place, facet, text));
         self

@@ -47,16 +47,16 @@ pub enum Meddling {
     /// The run's output is not read, so that rank 0 blocks when the pipe is full; the run is ended
     /// after this many seconds.
     Clog(u64),
-    /// It runs on a terminal.
+    /// The process runs on a terminal.
     Terminal,
-    /// It gets this signal when it has trained a step.
+    /// The process gets this signal when it has trained a step.
     Signal(&'static str),
 }
 
 /// Facets of a run, computed once at the first request.
 type Cell = Arc<OnceLock<Arc<Facets>>>;
 
-/// Everything that decides what a run does.
+/// Everything that determines a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     program: Program,
@@ -85,7 +85,7 @@ impl Run {
         }
     }
 
-    /// The same with more overrides, in the place of those of the same keys.
+    /// The run with more overrides, which replace those of the same keys.
     pub fn with(&self, overrides: &[&str]) -> Self {
         let mut run = self.clone();
         let key = |text: &str| text.split_once('=').map(|(key, _)| key.to_owned());
@@ -100,23 +100,23 @@ impl Run {
         Self { ranks, ..self.clone() }
     }
 
-    /// The same by another command.
+    /// The run by another command.
     pub fn by(&self, program: Program) -> Self {
         Self { program, ..self.clone() }
     }
 
-    /// The same after a training run in the same folder.
+    /// The run after a training run in the same folder.
     pub fn after(&self, before: &[&str]) -> Self {
         let first = Self { program: Program::Train, meddling: Meddling::None, ..self.clone() };
         Self { before: Some(first.with(before).arguments()), ..self.clone() }
     }
 
-    /// The same while somebody meddles.
+    /// The same run with an interference.
     pub fn while_(&self, meddling: Meddling) -> Self {
         Self { meddling, ..self.clone() }
     }
 
-    /// The same with a file of the run before damaged.
+    /// The run with a damaged file of the run before.
     pub fn with_damaged(&self, file: &'static str) -> Self {
         Self { damaged: Some(file), ..self.clone() }
     }
@@ -201,7 +201,8 @@ impl Run {
         command.spawn().expect("the program starts")
     }
 
-    /// Waits for the end, doing meanwhile what is to be done.
+    /// Waits for the end of the process; meanwhile watches it or sends signals, depending on
+    /// `meddling`.
     fn meddle(&self, folder: &Path, mut child: Child) -> (ExitStatus, Watched) {
         let started = Instant::now();
         let mut watched = Watched::default();
@@ -253,7 +254,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Looks once.
+    /// Reads the state of the process once.
     fn look(&mut self, process: u32, folder: &Path) {
         // Before it becomes the program it is a copy of this one.
         let is_started = std::fs::read_link(format!("/proc/{process}/exe")).is_ok_and(|path| path.ends_with("bridge"));

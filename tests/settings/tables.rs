@@ -1,5 +1,5 @@
-//! Compares the rows with the tables of the configuration: what is accepted has rows for all that
-//! it may be, what is refused has none, and what the tables call inert does nothing.
+//! Compares the rows with the tables of the configuration: accepted settings have rows for all
+//! their values, refused settings have none, and values that the tables call inert have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -58,8 +58,8 @@ fn a_run_that_learned_nothing_is_not_done() {
     );
 }
 
-/// Sends SIGINT as soon as a run of this recipe has trained a few steps, and returns what it said
-/// and its exit code.
+/// Sends SIGINT as soon as a run of this recipe has trained a few steps, and returns its output and
+/// its exit code.
 #[cfg(unix)]
 fn interrupted(folder: &Path, arguments: &[&str]) -> (String, Option<i32>) {
     let log = std::fs::File::create(folder.join("log")).unwrap();

@@ -97,7 +97,7 @@ fn other_model(folder: &Path) {
     std::fs::rename(folder.join("other"), folder.join("ckpt")).unwrap();
 }
 
-/// A row for a run that goes on, and says what is another.
+/// A row for a run that resumes with a changed input, and must print the change.
 fn resumed(before: fn(&Path), arguments: &'static [&'static str], says: &'static [&'static str]) -> Case {
     Case { does: "resumes with something else", before, arguments, code: 0, says }
 }
@@ -185,7 +185,7 @@ fn no_preference(folder: &Path) {
     write_preferences(folder, "a note", "a note");
 }
 
-/// A row for a run that begins, and says what is odd.
+/// A row for a run on odd examples, which must print the oddity.
 fn begun(before: fn(&Path), more: &'static [&'static str], says: &'static [&'static str]) -> Case {
     Case { does: "trains on odd examples", before, arguments: more, code: 0, says }
 }

@@ -29,7 +29,7 @@ fn records_of_a_run_are_not_lost_to_another() {
     );
 }
 
-/// A Hugging Face folder of a small Llama, with what belongs to it.
+/// A Hugging Face folder of a small Llama, with generation settings and a chat template.
 fn llama(folder: &Path) {
     let golden = root().join("bridge-models/tests/fixtures/golden/llama");
     let hf = folder.join("hf");
@@ -67,7 +67,7 @@ fn with_others_folders(folder: &Path) {
     std::fs::write(folder.join("tokens/text.bin"), "mine").unwrap();
 }
 
-/// A row for a command that would write over what is not its own.
+/// A row for a command that would overwrite files that it has not made.
 fn protected(before: fn(&Path), arguments: &'static [&'static str], says: &'static [&'static str]) -> Case {
     Case { does: "writes over something", before, arguments, code: 2, says }
 }

@@ -38,7 +38,7 @@ fn said(output: &Output) -> String {
     [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
 }
 
-/// Runs each case in a copy of `folder`, and says of all that fail what they said.
+/// Runs each case in a copy of `folder`, and fails with the output of all failed cases.
 fn check(folder: &Path, cases: &[Case]) {
     let failures: Vec<String> = std::thread::scope(|scope| {
         let runs: Vec<_> = cases.iter().map(|case| scope.spawn(|| failure(folder, case))).collect();

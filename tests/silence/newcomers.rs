@@ -119,7 +119,7 @@ fn ids_of_another_tokenizer_are_said_or_refused() {
     );
 }
 
-/// The text of a run may grow: what its model is evaluated with is still the model's tokenizer, not
+/// The text of a run may grow: its model is still evaluated with the model's tokenizer, not with
 /// one trained on the new text.
 #[test]
 fn an_evaluation_reads_new_text_with_the_tokenizer_of_the_model() {

@@ -1,5 +1,5 @@
-//! A disk that is slow, or full, while a file says so: a small library in front of the C library,
-//! since no real disk can be made so without being root.
+//! A disk that is slow or full while a control file exists: a small library in front of the C
+//! library, since no real disk can be made so without being root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,9 +59,9 @@ ssize_t writev(int file, const struct iovec *parts, int count) {
 }
 "#;
 
-/// The library, built into `folder`, for `LD_PRELOAD` of a run. While there is a file `slow` in the
-/// run's working folder, each sync of a file below a folder `saved` or `local` takes as many
-/// milliseconds longer as it says; while there is a file `full`, nothing can be written there.
+/// The library, built into `folder`, for `LD_PRELOAD` of a run. While the run's working folder has
+/// a file `slow`, each sync of a file below a folder `saved` or `local` takes the number of
+/// milliseconds in that file longer. While it has a file `full`, writes to these folders fail.
 ///
 /// # Panics
 /// There is no C compiler, which Rust needs too.

@@ -16,8 +16,8 @@ pub use running::{last_losses, number_of, process_of, said, wait_for};
 /// Relative difference of losses that ranks may make in float32.
 const TOLERANCE: f64 = 1e-5;
 
-/// The workspace's folder: what `BRIDGE_SOURCES` names, for suites that run on another machine than
-/// the one that built them, else the one they were built in.
+/// The workspace's folder: `BRIDGE_SOURCES`, for suites that run on another machine than the one
+/// that built them, else the folder of the build.
 ///
 /// # Panics
 /// Never: this package lies in it.
@@ -51,8 +51,8 @@ pub fn bridge_on(recipe: &Path, folder: &Path, arguments: &[&str]) -> Output {
         .arg("train")
         .arg(recipe)
         .args(["train.global_batch_size=8", "train.micro_batch_size=1", "train.num_threads=1", "logger.progress=none"])
-        // Shuffled together, so that validation reads the same samples whatever the number of
-        // ranks. Without one it would have no effect.
+        // Shuffled together, so that validation reads the same samples on any number of ranks.
+        // Without validation the setting would have no effect.
         .args((!arguments.contains(&"validation.eval_iters=0")).then_some("dataset.data_sharding=false"))
         .args(arguments)
         .current_dir(folder)
@@ -95,7 +95,7 @@ pub fn losses(folder: &Path) -> Vec<f64> {
     losses_in(&folder.join("runs/tiny"))
 }
 
-/// The same from the folder of their logs.
+/// Losses from the folder of a run's logs.
 ///
 /// # Panics
 /// As [`figures_in`].
@@ -123,7 +123,7 @@ pub fn run(arguments: &[&str]) -> Vec<f64> {
 }
 
 /// # Panics
-/// `found` is not `expected` within what the order of sums makes.
+/// If `found` differs from `expected` by more than a changed order of sums causes.
 pub fn assert_close(found: &[f64], expected: &[f64], what: &str) {
     assert_eq!(found.len(), expected.len(), "{what}");
     for (step, (a, b)) in found.iter().zip(expected).enumerate() {

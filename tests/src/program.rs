@@ -7,8 +7,8 @@ use std::time::SystemTime;
 /// Command that builds the binary for suites.
 const BUILD: &str = "cargo build --release --workspace --bins";
 
-/// The binary under test: what `BRIDGE_UNDER_TEST` names (to see which tests an older release
-/// fails), else `bridge` of the target folder that the test itself was built in.
+/// The binary under test: `BRIDGE_UNDER_TEST` (to see which tests an older release fails), else
+/// `bridge` of the target folder that the test itself was built in.
 ///
 /// # Panics
 /// If the binary is missing, or older than one of its sources.
@@ -51,8 +51,8 @@ fn made_from(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(files.flatten().map(|entry| entry.path()).filter(is_ours).collect())
 }
 
-/// Fails unless `program` is there and none of `sources` is newer. One that is gone does not count:
-/// what named it has changed too.
+/// Fails unless `program` exists and none of `sources` is newer. A missing source does not count,
+/// because the file that referred to it has changed, too.
 fn check(program: &Path, sources: &[PathBuf]) -> Result<(), String> {
     let modified = |path: &Path| path.metadata().and_then(|file| file.modified());
     let built: SystemTime = modified(program).map_err(|error| format!("{}: {error}", program.display()))?;

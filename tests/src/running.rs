@@ -1,5 +1,4 @@
-//! A run that is looked at while it runs: what it said, how far it is, which of its processes is
-//! which rank.
+//! Observation of a running run: its output, its progress, and the processes of its ranks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,7 +53,7 @@ pub fn process_of(folder: &Path, rank: usize) -> PathBuf {
 /// The number of a process that [`process_of`] found.
 ///
 /// # Panics
-/// If it is no such folder.
+/// If the path is not such a folder.
 #[must_use]
 pub fn number_of(process: &Path) -> String {
     process.file_name().and_then(|name| name.to_str()).expect("it is in /proc").to_owned()

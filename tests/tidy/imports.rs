@@ -5,13 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::source::{Source, sources};
 
-/// A module: its file, and what can be named in it.
+/// A module: its file, and the names in its scope.
 #[derive(Default)]
 struct Module {
     file: usize,
     items: BTreeSet<String>,
     children: BTreeMap<String, usize>,
-    /// By the name they have here, the path that a `use` gives.
+    /// Names that `use` declares, with their paths.
     uses: BTreeMap<String, Vec<String>>,
     globs: Vec<Vec<String>>,
     /// Paths in code, of one segment or more.
@@ -154,8 +154,8 @@ impl Crate {
         }
     }
 
-    /// The file that has what `path` names in `module`; `None` for other crates' and for a module
-    /// as such.
+    /// The file with the item that `path` names in `module`; `None` for items of other crates and
+    /// for modules.
     fn resolve(&self, module: usize, path: &[String], fuel: usize) -> Option<usize> {
         let (mut at, mut rest) = (module, path);
         let mut is_relative = false;
@@ -184,7 +184,7 @@ impl Crate {
         None
     }
 
-    /// For each file those whose items it uses.
+    /// By file, the files whose items it uses.
     pub fn edges(&self) -> Vec<BTreeSet<usize>> {
         let mut edges = vec![BTreeSet::new(); self.files.len()];
         for (index, module) in self.modules.iter().enumerate() {

@@ -12,7 +12,7 @@ const OPENERS: [&str; 14] = [
     "Also of",
 ];
 
-/// Paraphrases, and the terms of art that they stand for.
+/// Paraphrases and the terms of art to use instead.
 const PARAPHRASES: [(&str, &str); 10] = [
     ("is told", "gets, receives"),
     ("are told", "get, receive"),

@@ -97,7 +97,7 @@ const USES_OF_ROOMS_ABOVE: usize = 8;
 /// Modules of bridge-core that know tensors.
 const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 
-/// Files of other modules that know them: a plan measures what kernels need, and how.
+/// Files of other modules that may use tensors: a plan measures memory and traffic of kernels.
 const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];
 
 /// Files of names that Megatron Bridge's configurations have.
@@ -108,7 +108,7 @@ const UPSTREAMS_NAMES: [&str; 4] = [
     "bridge-core/src/train/data/tokenizers.rs",
 ];
 
-/// A family that is the only one of its kind of model, and has its name: recipes say it.
+/// A family whose name is also a kind of model, because it is the only one of that kind.
 const KINDS_NAME: &str = "t5";
 
 /// Fails where something is found that is not listed, has a greater number than is listed, or is
@@ -261,8 +261,8 @@ fn rooms_of_the_loop_know_those_below() {
     );
 }
 
-/// The core names no family: each is a folder of bridge-models, and nothing else knows its name.
-/// Upstream's classes and tokenizers have such names too, as what a recipe may say.
+/// The core names no family: each is a folder of bridge-models, and no other code knows its name.
+/// Upstream's classes and tokenizers have such names, too, as values of recipes.
 #[test]
 fn the_core_names_no_family() {
     let families = std::fs::read_dir(root().join("bridge-models/src/families")).expect("families");
@@ -278,7 +278,7 @@ fn the_core_names_no_family() {
             continue;
         }
         let mut words: Vec<String> = file.tokens().into_iter().map(str::to_lowercase).collect();
-        // A name alone in quotes; sentences may name what they like.
+        // A string literal that is just the name; sentences may have names.
         words.extend(
             file.text.split('"').filter(|text| families.iter().any(|family| family == text)).map(str::to_owned),
         );

@@ -7,9 +7,9 @@ use bridge_tests::root;
 
 /// A Rust file.
 pub struct Source {
-    /// From the workspace's folder.
+    /// Path relative to the workspace's folder.
     pub path: String,
-    /// As it is.
+    /// Content of the file.
     pub text: String,
     /// Comments and contents of literals replaced by spaces, line breaks kept.
     pub code: String,
@@ -28,8 +28,8 @@ impl Source {
     }
 }
 
-/// The packages: each folder of the workspace with a manifest, and those within one. They are
-/// named by their paths.
+/// The packages: folders of the workspace with a manifest, and nested ones. The name of a package
+/// is its path.
 pub fn packages() -> Vec<String> {
     let folders_in = |folder: &str| {
         let entries = std::fs::read_dir(root().join(folder)).expect("the workspace can be read");

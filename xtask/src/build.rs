@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Cargo, as if called from a shell. What `cargo xtask` set for this program would be seen by build
-/// scripts, which then run again whenever one builds the other way.
+/// Cargo, as if called from a shell. Removes variables that `cargo xtask` sets for this program:
+/// build scripts would see them, and run again after each change between the two ways to build.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_xtask = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");

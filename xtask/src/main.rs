@@ -1,4 +1,4 @@
-//! `cargo xtask`: commands that build what they need and run it. No functionality of Bridge belongs
+//! `cargo xtask`: commands that build programs and run them. No functionality of Bridge belongs
 //! here.
 
 mod bench;

@@ -1,5 +1,5 @@
 //! `cargo xtask models`: writes docs/models.md, the table of Hugging Face families, from the
-//! folders of the families and from what `bridge verify` says of their reference values.
+//! folders of the families and from the results of `bridge verify` on their reference values.
 
 use std::fmt::Write as _;
 use std::fs;

@@ -1,11 +1,11 @@
-//! Check that MPI programs can be built and started here, and advice on what to install.
+//! Check that MPI programs can be built and started here, and advice on packages to install.
 
 use std::process::Command;
 
 /// Checks for the compiler wrapper and the launcher of an MPI library.
 ///
 /// # Errors
-/// The message says what was not found and what to install.
+/// The message names the missing program and the package to install.
 pub fn installed() -> Result<(), String> {
     for (program, packages) in [("mpicc", "libopenmpi-dev"), ("mpirun", "openmpi-bin")] {
         let found = Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());

@@ -42,7 +42,7 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
         failed.push("cargo test --workspace");
     }
     if features == [FULL] {
-        // The crate by itself: with it alone no other crate is built again.
+        // Only this crate, so that no other crate is rebuilt.
         let nccl =
             ["test", "--release", "--package", "bridge-cuda", "--features", "nccl", "--lib", "nccl"].map(str::to_owned);
         if !cargo(&nccl)? {

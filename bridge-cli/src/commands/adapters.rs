@@ -22,9 +22,9 @@ use crate::model_source::{Adapted, copy_tokenizer, find, recipe};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
-/// By how much logits of a merged model may differ from those of base and adapter, relative to the
-/// largest, at the median of positions. A few positions of a deep model may be as ill-conditioned
-/// as to differ by more; a branch that is merged wrongly moves all.
+/// Largest allowed difference between logits of a merged model and those of base and adapter,
+/// relative to the largest, at the median of positions. A few positions of a deep model may be as
+/// ill-conditioned as to differ by more; a branch that is merged wrongly moves all.
 const TOLERANCE: f64 = 1e-5;
 /// Tokens of the sequence that both are compared on.
 const TOKENS: usize = 48;
@@ -44,7 +44,7 @@ pub fn export(
     let (family, original) = origin_of(&adapted.base, &adapted.config)?;
     let folder = raw.checkpoint.pretrained_checkpoint.as_ref().filter(|path| path.join("config.json").is_file());
     let folder = folder.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
-    // What the base's own files call it.
+    // The base's name in its own files.
     let name = || Some(original?.get("_name_or_path")?.as_str()?.to_owned()).filter(|name| !name.is_empty());
     let options = PeftOptions {
         base: base.map(str::to_owned).or(folder).or_else(name),
@@ -83,8 +83,8 @@ fn write_card(folder: &Path, card: &str) -> Result<(), Failure> {
     }
 }
 
-/// Writes the base of an adapter with its branches taken up as a checkpoint, and compares both on a
-/// sequence of tokens.
+/// Writes the base of an adapter, with the branches merged into it, as a checkpoint, and compares
+/// both on a sequence of tokens.
 pub fn merge(source: &Path, output: &Path, speech: &Speech) -> Result<u8, Failure> {
     let missing = || Failure::input(format!("{}: expected a checkpoint of an adapter", source.display()));
     let adapted = Arc::new(Adapted::find(source)?.ok_or_else(missing)?);
@@ -150,7 +150,7 @@ fn write_merged(adapted: &Arc<Adapted>, output: &Path) -> Result<PathBuf, Failur
     raw.model = recipe(&adapted.base)?.model.clone();
     raw.peft = None;
     raw.checkpoint.pretrained_checkpoint = None;
-    // A merge is where a run begins, and its card says what made it.
+    // A merged checkpoint is the start of a run, and its model card has the adapter's history.
     let state = adapted.checkpoint.train_state().map_err(Failure::input)?;
     let extra = model_card::history(&state);
     let train_state = TrainState { extra, ..TrainState::default() };
@@ -208,7 +208,7 @@ fn logits(chunk: &dyn ModelChunk, adapted: &Adapted) -> Vec<f32> {
     let ids: Vec<i64> = (0..count).map(|place| ((place * 7919 + 3) % config.vocab_size) as i64).collect();
     let tokens_bt = || Tensor::<2, Int>::from_data(TensorData::new(ids.clone(), [1, count]), &Device::flex());
     let mut state = chunk.new_state();
-    // Nothing without an encoder.
+    // `None` for a model without an encoder.
     let _ = chunk.read_source(tokens_bt(), &mut state);
     let logits_btv = chunk.logits(tokens_bt(), &mut state).expect("a whole model has next-token logits");
     logits_btv.into_data().convert::<f32>().try_into_vec().expect("they are float32 now")

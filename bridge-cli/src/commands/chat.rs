@@ -84,8 +84,8 @@ pub fn run(arguments: &Arguments, speech: &Speech) -> Result<u8, Failure> {
     chat.converse()
 }
 
-/// The model's own stop tokens, and what its template writes behind an answer if that begins with a
-/// special token.
+/// The model's own stop tokens, and the special token, if any, that begins the template's text
+/// after an answer.
 pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
     let mut stop = model.stop_tokens.clone();
     stop.extend(tokenizer.eod());
@@ -93,16 +93,16 @@ pub fn stop_tokens(model: &LoadedModel, tokenizer: &dyn Tokenizer) -> Vec<i64> {
     stop
 }
 
-/// The special token with which what a template writes behind an answer begins, if it does.
+/// The special token that begins the template's text after an answer, if there is one.
 pub fn end_of_turn(template: &ChatTemplate, tokenizer: &dyn Tokenizer) -> Option<i64> {
     let first = tokenizer.encode(template.end_of_turn()).ok().and_then(|ids| ids.first().copied());
-    // Special tokens stand for no bytes of text.
+    // Special tokens have no bytes of text.
     first.filter(|id| tokenizer.id_to_bytes(*id).is_some_and(|bytes| bytes.is_empty()))
 }
 
 /// Conversion of the conversation to text.
 enum Script<'a> {
-    /// By the model's template.
+    /// Conversion by the model's template.
     Template(&'a ChatTemplate),
     /// One after the other.
     Plain,
@@ -177,7 +177,7 @@ impl Chat<'_> {
         }
     }
 
-    /// Does what a line with a command and a word or more behind it says.
+    /// Runs a command with arguments.
     fn obey(&mut self, command: &str) {
         match command.split_once(' ') {
             Some(("/system", _)) if matches!(self.speaker.script, Script::Plain) => {
@@ -251,8 +251,8 @@ impl Chat<'_> {
         Ok(continued.text)
     }
 
-    /// The conversation as a prompt that leaves room for an answer. Where it has become too long,
-    /// the oldest exchanges are left out, and it is said.
+    /// The conversation as a prompt that leaves room for an answer. If the conversation is too
+    /// long, the oldest exchanges are left out, with a note to the user.
     fn fitting_prompt(&mut self) -> Result<Prompt, Failure> {
         let positions = self.speaker.model.config.max_position_embeddings;
         // Room for half the positions, or less if fewer tokens are asked for.

@@ -123,7 +123,7 @@ pub enum Command {
     },
 }
 
-/// The number of bytes that a text with or without a unit stands for.
+/// Parses a number of bytes with or without a unit.
 fn num_bytes(text: &str) -> Result<usize, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
@@ -274,8 +274,8 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
 /// the checkpoint's path and the model's number of parameters.
 ///
 /// # Errors
-/// If the folder has no model that is understood, or the checkpoint cannot be written. Nothing is
-/// left of it then.
+/// If the folder has no supported model, or the checkpoint cannot be written; then its files are
+/// removed.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;
@@ -283,7 +283,7 @@ pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     Ok((write(&snapshot, output)?, model.config().num_parameters() as u64))
 }
 
-/// Writes a checkpoint, and returns its path. Nothing is left of one that cannot be written.
+/// Writes a checkpoint, and returns its path. On failure its files are removed.
 fn write(snapshot: &Snapshot, output: &Path) -> Result<PathBuf, Failure> {
     let missing = output.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
     let missing: Vec<PathBuf> = missing.map(Path::to_owned).collect();
@@ -365,7 +365,7 @@ fn family_of(found: &Found) -> Result<Origin, Failure> {
     }
 }
 
-/// The same of a checkpoint.
+/// The origin of a checkpoint.
 pub(super) fn origin_of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Result<Origin, Failure> {
     origin(kept(checkpoint, ORIGINAL_CONFIG, parse_settings)?, config)
 }
@@ -399,7 +399,7 @@ fn companions(found: &Found) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
     }
 }
 
-/// Takes a parameter: name, shape, what gives its rows.
+/// Takes a parameter: name, shape, function that reads its rows.
 type TakeParameter<'a> = dyn FnMut(&str, &[usize], &mut ReadRows<'_>) + 'a;
 
 /// Hands over the parameters of a model, one after the other.
@@ -454,7 +454,7 @@ fn not_exported(output: &Path) -> Option<PathBuf> {
     written.filter(|_| !is_exported(output)).map(|name| output.join(name))
 }
 
-/// Names of what is in a folder, sorted; nothing if there is no such folder.
+/// Sorted names of a folder's entries; empty if there is no such folder.
 fn names_in(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

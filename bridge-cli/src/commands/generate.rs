@@ -141,7 +141,7 @@ impl Speaker<'_> {
             (true, None) => return Err(Failure::input("--chat: this model has no chat template")),
         };
         if self.chosen.model.config.encoder.is_some() {
-            // What an encoder reads has an end.
+            // The encoder's input ends with the end-of-document token.
             prompt.ids.extend(self.tokenizer.eod());
         }
         Ok(prompt)
@@ -161,7 +161,7 @@ impl Speaker<'_> {
     /// printed as it comes.
     fn answer(&self, texts: &[String], total: u64, jobs: &[Job], requests: &[Request]) -> Result<(), (usize, Failure)> {
         let (chunk, is_json) = (self.chosen.model.chunk.as_ref(), self.arguments.json);
-        // An answer stands alone, to what an encoder read or to a message.
+        // An answer to an encoder's input or to a message is printed without the prompt.
         let is_answer = self.arguments.chat || self.chosen.model.config.encoder.is_some();
         let shown = |job: &Job| if is_answer { "" } else { texts[job.text].as_str() };
         let title = |job: &Job| {

@@ -73,7 +73,7 @@ pub fn of_slurm_job() -> Result<Vec<Machine>, Failure> {
     Ok(names.split_whitespace().map(|name| Machine { name: name.to_owned(), slots }).collect())
 }
 
-/// The machines that answer, and what is to be said of the others.
+/// The machines that answer, and warnings about all others.
 pub fn answering(machines: &[Machine], starter: Starter) -> (Vec<Machine>, Vec<String>) {
     let outcomes: Vec<Result<(), String>> = std::thread::scope(|scope| {
         let asked: Vec<_> = machines.iter().map(|machine| scope.spawn(|| ask(&machine.name, starter))).collect();
@@ -127,7 +127,7 @@ fn is_this_machine(name: &str) -> bool {
     name == "localhost" || name == host.trim()
 }
 
-/// Runs a command that must end in time; whether it succeeded, and what it printed.
+/// Runs a command that must end in time; returns whether it succeeded, and its output.
 fn within_patience(command: &mut Command) -> Result<(bool, String), String> {
     let program = command.get_program().to_string_lossy().into_owned();
     let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -135,7 +135,7 @@ fn within_patience(command: &mut Command) -> Result<(bool, String), String> {
     let began = Instant::now();
     while child.try_wait().map_err(|error| error.to_string())?.is_none() {
         if began.elapsed() > PATIENCE {
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             let _ = child.kill();
             let _ = child.wait();
             return Err(format!("{program} has no answer in {} s", PATIENCE.as_secs()));
@@ -153,7 +153,7 @@ pub fn world_on(machines: &[Machine], wanted: usize, allows: impl Fn(usize) -> b
     (1..=wanted.min(places)).rev().find(|ranks| allows(*ranks))
 }
 
-/// First machines of `machines` that have places for `ranks` ranks; the others are spare.
+/// The first machines of `machines` that have slots for `ranks` ranks; the rest are spare.
 pub fn first_of(machines: &[Machine], ranks: usize) -> Vec<Machine> {
     let mut places = 0;
     let first = machines.iter().take_while(|machine| {

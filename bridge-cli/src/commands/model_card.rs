@@ -1,4 +1,4 @@
-//! The model card of an exported folder: what the checkpoint says of how it was made.
+//! The model card of an exported folder: the checkpoint's record of its training.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use crate::failure::Failure;
 use crate::model_source::recipe;
 
-/// The key of what a merge was made of, in its state.
+/// Key in the training state of a merged model for the sources of the merge.
 const MERGED_KEY: &str = "merged";
 
 /// State of an adapter's run that a merge keeps: progress and losses.
@@ -109,7 +109,7 @@ pub fn render(checkpoint: &Checkpoint, family: &str, exported: Exported) -> Resu
 }
 
 /// True if every token of a sample is one of the data: samples of fine-tuning are examples, with
-/// padding behind them.
+/// padding after them.
 fn has_full_sequences(kind: &str) -> bool {
     matches!(kind, "gpt" | "mock")
 }

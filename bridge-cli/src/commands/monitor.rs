@@ -69,7 +69,7 @@ impl Monitor {
         path_in(&self.folder)
     }
 
-    /// The last that was heard of each rank.
+    /// The last heartbeat of each rank.
     pub fn ranks(&self) -> Vec<RankSign> {
         let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
         let since = |at: &Instant| unix_time().saturating_sub(at.elapsed().as_secs());
@@ -114,7 +114,7 @@ fn listen(stream: UnixStream, heard: &Mutex<BTreeMap<usize, (Instant, HeartbeatM
             lock().insert(heartbeat.rank, (Instant::now(), heartbeat));
         }
     }
-    // Its process has ended, and another one may have its number.
+    // The rank's process has ended, and its process ID may be reused, so the limit is removed.
     let mut heard = lock();
     if let Some((_, last)) = rank.and_then(|rank| heard.get_mut(&rank)) {
         last.limit = None;

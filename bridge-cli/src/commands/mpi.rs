@@ -121,7 +121,7 @@ fn end_with_this_process(mpirun: &mut Command) -> &mut Command {
                 _ => Err(std::io::Error::last_os_error()),
             }
         };
-        // SAFETY: what runs between fork and exec is one system call.
+        // SAFETY: only one system call runs between fork and exec.
         unsafe { mpirun.pre_exec(ask) };
     }
     mpirun
@@ -155,7 +155,7 @@ fn wait(mut mpirun: Child, signals: &SignalWatcher) -> Result<u8, Failure> {
 /// Joins the MPI world as one of its ranks and runs `program`. `expected_size` is the requested
 /// number of ranks, if any.
 ///
-/// A rank that fails ends its process without waiting for the others, and mpirun ends the job.
+/// A rank that fails ends its process without waiting for other ranks, and mpirun ends the job.
 #[cfg(feature = "mpi")]
 pub fn as_rank(
     expected_size: Option<usize>,

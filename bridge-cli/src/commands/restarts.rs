@@ -1,4 +1,4 @@
-//! Restarts inside the process: what `bridge train` is to a run that starts its ranks again
+//! Restarts inside the process: the host of a run that starts its ranks again
 //! (`[inprocess_restart]`).
 
 use std::convert::Infallible;
@@ -19,7 +19,7 @@ use crate::speech::Speech;
 
 /// Environment variable with the number of times that a supervisor has started the run again.
 pub const RESTARTS_VARIABLE: &str = "BRIDGE_RESTARTS";
-/// Environment variable with the faults of the run before this process began anew.
+/// Environment variable with the number of faults of the run before this process was started.
 const FAULTS_VARIABLE: &str = "BRIDGE_FAULTS_IN_PROCESS";
 /// Environment variable with the name of a run that may be started several times.
 pub const RUN_VARIABLE: &str = "BRIDGE_RUN";

@@ -1,5 +1,4 @@
-//! `bridge runs`: what runs have done, from their files: a list, a comparison, one picture of
-//! several.
+//! `bridge runs`: a list of runs, a comparison, and a common plot, from their files.
 
 use std::path::{Path, PathBuf};
 
@@ -71,7 +70,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
 }
 
 impl Folders {
-    /// The runs, each once; what is damaged is named and left out.
+    /// The runs, each once. Damaged runs are reported and left out.
     fn runs(&self) -> Result<Vec<Run>, Failure> {
         let mut runs: Vec<Run> = Vec::new();
         let mut damaged = Vec::new();
@@ -135,7 +134,7 @@ fn send(_folders: &[PathBuf], _json: bool) -> Result<u8, Failure> {
     Err(Failure::without_feature("bridge runs send", "trackers"))
 }
 
-/// Sends what is left, and ends with an error where something still is.
+/// Sends the remaining items, and ends with an error if some could not be sent.
 #[cfg(feature = "trackers")]
 fn send(folders: &[PathBuf], json: bool) -> Result<u8, Failure> {
     let folders = Folders { folders: folders.to_vec(), json };
@@ -236,7 +235,7 @@ fn compare(folders: &Folders, runs: &[Run]) -> Result<(), Failure> {
         let values = difference.values.iter().map(|value| value.clone().unwrap_or_else(|| "-".into()));
         rows.push(std::iter::once(difference.key.clone()).chain(values).collect());
     }
-    // The first runs stay where there is no room for all.
+    // If there is no room for all runs, the first ones are kept.
     let weights: Vec<u8> =
         (0..rows[0].len()).map(|column| u8::try_from(200_usize.saturating_sub(column)).unwrap_or(0)).collect();
     table(&rows, &weights);

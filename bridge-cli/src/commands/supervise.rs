@@ -1,6 +1,6 @@
 //! `bridge train --max-restarts N`: runs the training in a process of its own, and starts it again
-//! after it crashed or was killed, for as long as it makes progress. What a run resumes from is the
-//! run's matter.
+//! after it crashed or was killed, for as long as it makes progress. The run itself chooses the
+//! checkpoint to resume from.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -28,16 +28,16 @@ pub const OPTION: &str = "--max-restarts";
 /// Wait before a restart; after each fruitless run twice as long as before.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
-/// Between two looks at the process and at signals.
+/// Interval between two polls of the process and of signals.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Between two writes of what ranks are at.
+/// Interval between two writes of the ranks' states.
 const TELLING: Duration = Duration::from_secs(2);
 
 /// End of a run.
 enum End {
-    /// In order, or so that another start would end the same way: with this exit code.
+    /// The run ended normally, or another start would end the same way. Has the exit code.
     Final(u8),
-    /// With this exit code, for this reason, after which another start may help.
+    /// The run failed, and another start may help. Has the exit code and the reason.
     Failed(u8, String),
 }
 
@@ -48,7 +48,7 @@ impl End {
             (Some(0 | 2 | EXIT_CODE_RESUME_TO_DISAMBIGUATE | EXIT_CODE_FAILED_ON_RESULT_VALIDATION), _) => {
                 Self::Final(exit_code(status.code()))
             }
-            // It was asked to stop, and has saved or said that it could not.
+            // The run received a stop request, and has saved or reported that it could not.
             (Some(code), _) if stops.contains(&code) || code == EXIT_CODE_NOT_SAVED_IN_TIME => {
                 Self::Final(exit_code(Some(code)))
             }
@@ -66,7 +66,7 @@ fn exit_code(code: Option<i32>) -> u8 {
 }
 
 /// Supervises the starts of a run, whose checkpoints are where `settings` say; returns its last
-/// exit code. Once the run has saved, it resumes from its own save, whatever it started from.
+/// exit code. Once the run has saved, it resumes from its own save instead of its original start.
 ///
 /// # Errors
 /// If signals cannot be watched, or the process cannot be started.
@@ -136,19 +136,19 @@ struct Told<'a> {
 }
 
 impl Told<'_> {
-    /// Takes down what the monitor has heard, now and then.
+    /// Records the monitor's heartbeats at intervals.
     fn heard(&mut self, monitor: Option<&Monitor>) {
         if self.last.elapsed() >= TELLING {
             self.take_down(monitor);
         }
     }
 
-    /// Takes down what the monitor has heard.
+    /// Records the monitor's heartbeats.
     fn take_down(&mut self, monitor: Option<&Monitor>) {
         if let Some(monitor) = monitor {
             let ranks = monitor.ranks();
-            // A run that has just begun again is not heard yet: what the one before said last
-            // stands.
+            // A run that was just restarted has not sent heartbeats yet: keep the last state of the
+            // previous run.
             if !ranks.is_empty() {
                 self.content.ranks = ranks;
             }
@@ -156,7 +156,7 @@ impl Told<'_> {
         }
     }
 
-    /// A disk that is full ends no run.
+    /// A full disk does not end the run.
     fn write(&mut self) {
         (self.last, self.content.written) = (Instant::now(), unix_time());
         let _ = self.content.write(self.log_dir);
@@ -217,7 +217,7 @@ fn end(child: &mut Child, process: Option<u32>) {
         // is still its own.
         let sent = unsafe { libc::kill(target, libc::SIGKILL) };
         if sent != 0 && target == group {
-            // What remains is the process itself.
+            // The process group cannot be killed, so kill only the process itself.
             let _ = child.kill();
         }
     }
@@ -251,7 +251,7 @@ mod tests {
             (18 << 8, true, 18),
             (1 << 8, false, 1),
             (101 << 8, false, 101),
-            // mpirun says so of a rank that was killed.
+            // Exit code of mpirun if a rank was killed.
             (137 << 8, false, 137),
             (9, false, 137),
             (15, false, 143),

@@ -61,7 +61,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Says what files of the flight recorder say.
+/// Prints the content of flight recorder files.
 fn calls(arguments: &Arguments) -> Result<(), Failure> {
     let read = |path: &PathBuf| FlightRecord::read(path).map_err(Failure::input);
     let mut records = arguments.files.iter().map(read).collect::<Result<Vec<_>, _>>()?;

@@ -142,7 +142,7 @@ pub fn run(arguments: &Arguments, started: Instant, speech: &Speech) -> Result<u
 /// process are limited.
 const MOST_THREADS: usize = 2048;
 
-/// For ranks whose recipe cannot be read, so that they can report it to the others.
+/// For ranks whose recipe cannot be read, so that they can report this to other ranks.
 const DEFAULT_TIMEOUT_MINUTES: u64 = 10;
 
 /// Environment variable with the name of the machine, where its host name does not last: in pods,
@@ -372,7 +372,7 @@ impl Arguments {
         pretrain(config, options)
     }
 
-    /// Prints what a dry run shows, of models that `watched` builds.
+    /// The subsystem that prints the report of a dry run, for models that `watched` builds.
     fn watch_dry(&self, config: &RunConfig, watched: &mut Registry) -> Result<Box<dyn Subsystem>, TrainError> {
         let failed =
             |failure: Failure| SubsystemError::Subsystem { name: "dry run".into(), source: failure.text().into() };
@@ -425,12 +425,12 @@ fn own_folder(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Removes what a dry run has left when it goes.
+/// Removes the files of a dry run when it is dropped.
 struct DryFolder(PathBuf);
 
 impl Drop for DryFolder {
     fn drop(&mut self) {
-        // What is not there need not be removed.
+        // Ignore errors: the folder may not exist.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -7,7 +7,7 @@ use bridge_data::tokenizer::Tokenizer;
 
 use super::{Continued, End, Prompt, Request};
 
-/// A continuation in the making.
+/// A continuation that is being generated.
 pub(super) struct Growing<'a> {
     request: &'a Request<'a>,
     tokenizer: &'a dyn Tokenizer,
@@ -17,7 +17,7 @@ pub(super) struct Growing<'a> {
     /// The text of the first [`Self::text_ids`] ids.
     text: String,
     text_ids: usize,
-    /// The text of the first [`Self::settled_ids`] ids, which those behind them change no more.
+    /// The text of the first [`Self::settled_ids`] ids, which those after them change no more.
     settled: String,
     settled_ids: usize,
     /// Bytes of the text that were handed on.
@@ -30,7 +30,7 @@ pub(super) struct Growing<'a> {
 impl<'a> Growing<'a> {
     pub fn new(request: &'a Request<'a>, tokenizer: &'a dyn Tokenizer) -> Self {
         let Prompt { ids, has_text } = request.prompt;
-        // What answers an encoder's input does not continue it.
+        // The answer to an encoder's input does not continue the input.
         let is_continued = *has_text && request.options.decoder_start.is_none();
         let context: &[i64] = if is_continued { ids } else { &[] };
         let (text, settled) = (String::new(), String::new());
@@ -71,11 +71,11 @@ impl<'a> Growing<'a> {
         Some(format!("{}{text}", self.settled))
     }
 
-    /// Takes over the text of all ids and hands on what is new of it.
+    /// Sets the text of all ids, and passes on its new part.
     fn grow(&mut self, mut text: String, on_text: &mut dyn FnMut(&str)) -> ControlFlow<()> {
         if !text.starts_with(&self.text[..self.shown]) {
-            // Some tokenizers write bytes that were a character anew where broken ones follow: what
-            // was shown stays, and the ids behind it go on.
+            // Some tokenizers decode earlier characters differently if incomplete ones follow. The
+            // text shown so far is kept, and decoding continues with the ids after it.
             self.settled.clone_from(&self.text);
             self.settled_ids = self.text_ids;
             text = self.latest().unwrap_or_else(|| self.text.clone());
@@ -97,8 +97,8 @@ impl<'a> Growing<'a> {
         if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// The continuation, after what was held back of it is handed on: the text that the tokenizer
-    /// has for all ids together.
+    /// The continuation, after its withheld end was passed to `on_text`: the tokenizer's text of
+    /// all ids together.
     pub fn finish(mut self, on_text: &mut dyn FnMut(&str)) -> Continued {
         if !self.is_cut
             && self.text_ids < self.ids.len()
@@ -213,12 +213,12 @@ mod tests {
         let smile: Vec<i64> = "🙂".bytes().map(byte).collect();
         let (pieces, continued) = grown(&[&smile[..], &[a, blank_a]].concat(), &[]);
         assert_eq!((pieces.concat().as_str(), continued.text.as_str()), ("🙂a a", "🙂a a"));
-        // A character that begins behind a whole one and is never ended: the tokenizer has no whole
-        // one then.
+        // A character after a whole one that is never completed: the tokenizer then decodes no
+        // whole character.
         let (pieces, continued) = grown(&[&smile[..], &[byte(0xf0), a, blank_a]].concat(), &[]);
         assert_eq!(pieces, ["🙂", "\u{fffd}a", " a"]);
         assert_eq!(continued.text, "\u{fffd}\u{fffd}\u{fffd}\u{fffd}\u{fffd}a a");
-        // One that is ended is waited for.
+        // A character that will be completed is awaited.
         assert_eq!(grown(&[&smile[..], &smile, &[a]].concat(), &[]).0, ["🙂", "🙂", "a"]);
         let (pieces, continued) = grown(&[&smile[..], &[byte(0xf0), a, blank_a, a]].concat(), &[" a"]);
         assert_eq!((pieces.concat().as_str(), continued.end), ("🙂\u{fffd}a", End::Stop));

@@ -1,5 +1,5 @@
-//! Continuing texts with a model, several at once, piece by piece. What is continued, the commands
-//! know.
+//! Continuing texts with a model, several at once, piece by piece. The commands provide the
+//! prompts.
 
 mod growing;
 
@@ -94,7 +94,7 @@ impl SamplingArguments {
         }
     }
 
-    /// Texts that end what is generated: those of the command line and of the model's folder.
+    /// Texts that end generation: those of the command line and of the model's folder.
     pub fn stop_texts(&self, given: &GenerationSettings) -> Vec<String> {
         [self.stop.as_slice(), &given.stop_strings].concat()
     }
@@ -104,7 +104,7 @@ impl SamplingArguments {
 const DEFAULT_TEMPERATURE: f64 = 0.8;
 
 /// A text with the usual escapes, because shells pass them on as they are; other backslashes are
-/// what they are.
+/// kept.
 fn stop_text(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("expected a text that is not empty".to_owned());
@@ -147,7 +147,7 @@ fn probability(text: &str) -> Result<f64, String> {
 pub struct Prompt {
     /// Ids of the prompt, at least one unless the tokenizer has no first token.
     pub ids: Vec<i64>,
-    /// True if the ids stand for text. A lone token that begins a document does not.
+    /// True if the ids are text, and not only a token that begins a document.
     has_text: bool,
 }
 
@@ -156,7 +156,7 @@ impl Prompt {
     /// empty text is that token.
     ///
     /// # Errors
-    /// If the tokenizer has no ids for the text.
+    /// If the tokenizer cannot encode the text.
     pub fn new(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
         let mut ids = tokenizer.encode(text).map_err(Failure::input)?;
         let has_text = !ids.is_empty();
@@ -166,7 +166,7 @@ impl Prompt {
         Ok(Self { ids, has_text })
     }
 
-    /// [`Self::new`], behind what the tokenizer puts before a text that stands alone.
+    /// [`Self::new`], after the tokenizer's prefix of a text that stands alone.
     ///
     /// # Errors
     /// Errors of [`Self::new`].
@@ -207,9 +207,9 @@ pub struct Request<'a> {
 /// Why a continuation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The model ended it, or it came to a text that ends it.
+    /// The model ended the text, or a stop text was generated.
     Stop,
-    /// It has as many tokens as were asked for.
+    /// The text has the requested number of tokens.
     Length,
 }
 
@@ -308,7 +308,7 @@ mod tests {
             let tokenizer = HuggingFaceTokenizer::load(folder.path()).unwrap();
             assert_eq!(Prompt::new(&tokenizer, "hello").unwrap().ids, [1]);
             assert_eq!(Prompt::alone(&tokenizer, "hello").unwrap().ids, [prefix, &[1]].concat());
-            // An empty one begins a document all the same, once.
+            // An empty prompt also has one begin-of-document token.
             assert_eq!(Prompt::alone(&tokenizer, "").unwrap(), Prompt { ids: vec![0], has_text: false });
         }
     }

@@ -1,6 +1,6 @@
-//! Puts a checkpoint in pieces together again: finds on all machines which files of which
-//! checkpoints are intact, chooses the newest of which every file is, and makes a folder of it on
-//! each machine, like any other checkpoint. What a machine lost comes from one that has it.
+//! Assembles a checkpoint from pieces: finds the intact files of all checkpoints on all machines,
+//! chooses the newest complete checkpoint, and makes a folder of it on each machine, like any other
+//! checkpoint. Files that a machine lost are copied from a machine that has them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -143,7 +143,7 @@ fn is_intact(path: &Path, record: &FileRecord) -> bool {
     has_size && checksum_file(&file).is_ok_and(|found| found == (record.size, record.checksum))
 }
 
-/// The newest checkpoint of which every file is intact somewhere, and what to tell of newer ones.
+/// The newest checkpoint of which every file is intact somewhere, and notes on newer ones.
 fn choose(inventories: &[(bool, Vec<Candidate>)], above: Option<u64>) -> (Option<Candidate>, Vec<String>) {
     let mut all: BTreeMap<(u64, &str), (&Candidate, BTreeSet<&str>)> = BTreeMap::new();
     for candidate in inventories.iter().flat_map(|(_, candidates)| candidates) {
@@ -216,7 +216,8 @@ fn link(path: &Path, target: &Path) -> Result<(), CheckpointError> {
     fs::hard_link(path, target).or_else(|_| fs::copy(path, target).map(drop)).map_err(CheckpointError::io("copy", path))
 }
 
-/// Sends a file to rank `to`. What cannot be read is sent as zeros, which that rank notices.
+/// Sends a file to rank `to`. Unreadable parts are sent as zeros, which that rank notices by the
+/// checksum.
 fn send(group: &Group, to: usize, path: &Path) -> Result<Result<(), CheckpointError>, CheckpointError> {
     let mut source = Source::open(path);
     group.send((&[source.size as i64]).into(), to, TAG)?;

@@ -121,7 +121,7 @@ impl Drop for AsyncSaver {
         }
         self.tasks = None;
         if let Some(thread) = self.thread.take() {
-            // Its panics have been caught and reported as outcomes.
+            // Panics of the thread have been caught and reported as outcomes.
             let _ = thread.join();
         }
     }

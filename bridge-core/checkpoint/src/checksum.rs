@@ -1,5 +1,5 @@
-//! The checksum of checkpoint files, and JSON files that carry their own. Knows nothing about what
-//! the files mean.
+//! The checksum of checkpoint files, and JSON files that carry their own. Knows nothing about the
+//! content of the files.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,8 +38,8 @@ impl fmt::Debug for Checksum {
 impl FromStr for Checksum {
     type Err = String;
 
-    /// Reads exactly what [`Display`](fmt::Display) writes: lower case, 32 digits. Nothing else is
-    /// accepted, so that no changed byte of a stored checksum goes unnoticed.
+    /// Reads exactly the output of [`Display`](fmt::Display): lower case, 32 digits. Other forms
+    /// are refused, so that no changed byte of a stored checksum goes unnoticed.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let bad = || format!("expected `{ALGORITHM}:` and 32 lower-case hexadecimal digits, found `{text}`");
         let digits = text.strip_prefix(ALGORITHM).and_then(|rest| rest.strip_prefix(':')).ok_or_else(bad)?;
@@ -89,7 +89,7 @@ const SEAL_LEN: usize = ALGORITHM.len() + 1 + 32;
 /// Why a sealed file cannot be trusted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum SealError {
-    /// It is not in the form of a sealed file, or its content has an unexpected form.
+    /// The file is not in the form of a sealed file, or its content has an unexpected form.
     Malformed(String),
     /// The form is right, but the checksum or some byte after it has changed.
     Mismatch { expected: Checksum, found: Checksum },
@@ -103,11 +103,11 @@ struct Sealed<T> {
 }
 
 /// Serialises `content` as JSON whose first field is the checksum of everything that follows it.
-/// What precedes the checksum is constant and compared on reading, so no byte of the file is left
-/// uncovered.
+/// The text before the checksum is constant and compared on reading, so every byte of the file is
+/// covered.
 ///
 /// # Errors
-/// If `content` has no JSON form, such as a map whose keys are not strings.
+/// If `content` cannot be written as JSON, such as a map whose keys are not strings.
 pub(super) fn seal<T: Serialize>(content: &T) -> Result<(Vec<u8>, Checksum), serde_json::Error> {
     let json = serde_json::to_string_pretty(content)?.replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");
@@ -128,7 +128,7 @@ pub(super) fn stated_checksum(bytes: &[u8]) -> Result<Checksum, SealError> {
 /// Reads a file written by [`seal`].
 ///
 /// # Errors
-/// [`SealError`], if any byte differs from what was written.
+/// [`SealError`], if any byte differs from the written one.
 pub(super) fn unseal<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, Checksum), SealError> {
     let expected = stated_checksum(bytes)?;
     let found = Checksum::compute(&bytes[SEAL_PREFIX.len() + SEAL_LEN..]);

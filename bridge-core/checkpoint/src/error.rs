@@ -1,4 +1,4 @@
-//! Errors of checkpoints, and what was found where. No decisions belong here.
+//! Errors of checkpoints, with file and found value. No decisions belong here.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -251,7 +251,7 @@ pub enum CheckpointError {
         /// The verified checkpoint that falling back would use.
         intact: Option<u64>,
     },
-    /// Checkpoints were saved here, but none of those that may be used is intact.
+    /// Checkpoints were saved here, but no usable one is intact.
     #[error(
         "{} holds no intact checkpoint to resume from{}{}",
         .root.display(),
@@ -390,9 +390,9 @@ pub enum CheckpointError {
     Manager {
         /// Name of the manager.
         manager: String,
-        /// Action that the manager was asked for.
+        /// Requested action of the manager.
         doing: String,
-        /// Why it did not.
+        /// Error of the manager.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The ranks that save together could not communicate.

@@ -1,4 +1,4 @@
-//! Messages between the first rank and the others, as JSON. Their meaning belongs to the callers.
+//! Messages between the first rank and all other ranks, as JSON. Callers interpret them.
 
 use bridge_dist::comm::{CommError, Group};
 use serde::Serialize;
@@ -59,8 +59,8 @@ pub(super) fn messages(group: &Group, own: Option<&str>) -> Result<Vec<String>, 
     Ok(all.chunks(MESSAGE).map(text).collect())
 }
 
-/// Hands the first rank's `value` to all ranks; the others have `None`. Every rank gets it as it is
-/// after the journey.
+/// Broadcasts the first rank's `value` to all ranks; other ranks pass `None`. Every rank gets the
+/// deserialized value.
 pub(super) fn share<T: Serialize + DeserializeOwned>(
     group: &Group,
     value: Option<&T>,

@@ -151,7 +151,7 @@ pub(super) fn exists(path: &Path) -> Result<bool, CheckpointError> {
 ///
 /// # Errors
 /// Among others [`io::ErrorKind::Unsupported`] if the system or file system does not support it;
-/// nothing has changed then.
+/// then both names are unchanged.
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 pub(super) fn swap(a: &Path, b: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};

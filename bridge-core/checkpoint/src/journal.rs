@@ -2,8 +2,8 @@
 //! checkpoint.
 //!
 //! The pointer is the file that Megatron's tools use: a decimal number. A flipped bit can turn it
-//! into another existing number, so the journal records, under a checksum, what the last save did.
-//! It is written before the checkpoint is published and again after the pointer is replaced;
+//! into another existing number, so the journal records, under a checksum, the progress of the last
+//! save. It is written before the checkpoint is published and again after the pointer is replaced;
 //! together the two distinguish an interrupted save from damage.
 
 use std::path::Path;
@@ -63,7 +63,8 @@ fn pointer_in(path: &Path) -> Result<Pointer, CheckpointError> {
     Ok(read_if_there(path)?.map_or(Pointer::Missing, |bytes| parse_pointer(&bytes)))
 }
 
-/// Accepts exactly what [`write_pointer`] and Megatron write: digits, and optionally one line feed.
+/// Accepts exactly the content that [`write_pointer`] and Megatron write: digits, and optionally
+/// one line feed.
 fn parse_pointer(bytes: &[u8]) -> Pointer {
     const SHOWN: usize = 40;
     let digits = bytes.strip_suffix(b"\n").unwrap_or(bytes);

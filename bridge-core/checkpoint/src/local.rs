@@ -65,8 +65,8 @@ impl Shard {
         Self { dim, size: end, parts }
     }
 
-    /// The `rank`-th of `ranks` slices of a dimension that need not divide: the first ranks hold
-    /// one index more than the others.
+    /// The `rank`-th of `ranks` slices of a dimension that need not be divisible: the first ranks
+    /// hold one more index than the rest.
     pub fn balanced(dim: usize, size: usize, rank: usize, ranks: usize) -> Self {
         let start = |rank: usize| rank * (size / ranks) + rank.min(size % ranks);
         Self { dim, size, parts: std::iter::once(start(rank)..start(rank + 1)).collect() }

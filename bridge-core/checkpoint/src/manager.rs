@@ -1,6 +1,6 @@
-//! Checkpoints that lie in another place as well: what keeps them there is a trait that programs
-//! implement. A checkpoint is there from the moment its manifest is, which is stored last; what is
-//! left of others is not seen. Which place it is belongs to the program.
+//! Copies of checkpoints in another place, such as an object store. Programs implement the trait
+//! that stores them. A checkpoint exists once its manifest is stored, which comes last; incomplete
+//! ones are ignored. The program chooses the place.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -22,9 +22,9 @@ use super::verify::{Verification, verify_folder};
 /// Error of a manager.
 pub type ManagerError = Box<dyn Error + Send + Sync>;
 
-/// Keeps checkpoints in another place than a folder: an object store, another site. Its methods are
-/// called by the first rank alone, one after the other, where saves are in the background from
-/// another thread. Names of files have `/` between folders.
+/// Keeps checkpoints outside of a folder: in an object store or at another site. Only the first
+/// rank calls its methods, one after the other, and from another thread if saves run in the
+/// background. Names of files have `/` between folders.
 pub trait CheckpointManager: Send + Sync {
     /// The iterations of the checkpoints that have been committed, in any order.
     ///
@@ -59,17 +59,18 @@ pub trait CheckpointManager: Send + Sync {
     /// If it cannot be fetched now.
     fn open(&self, iteration: u64, name: &str, file: &Path) -> Result<bool, ManagerError>;
 
-    /// Deletes all of a checkpoint, the manifest first; nothing if there is nothing.
+    /// Deletes all files of a checkpoint, the manifest first. Does nothing if there is no
+    /// checkpoint.
     ///
     /// # Errors
-    /// If something is left.
+    /// If a file could not be deleted.
     fn delete(&self, iteration: u64) -> Result<(), ManagerError>;
 
-    /// Deletes what saves left that were cut short: files of checkpoints without a manifest. Called
+    /// Deletes leftovers of interrupted saves: files of checkpoints without a manifest. Called
     /// before a run begins to save.
     ///
     /// # Errors
-    /// If something is left.
+    /// If a file could not be deleted.
     fn clear_up(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -96,13 +97,13 @@ impl NamedManager {
         move |source| CheckpointError::Manager { manager, doing, source }
     }
 
-    /// Deletes what earlier saves left unfinished.
+    /// Deletes the files of unfinished earlier saves.
     pub(super) fn clear_up(&self) -> Result<(), CheckpointError> {
         self.manager.clear_up().map_err(self.failed("clear up"))
     }
 
     /// Stores a published checkpoint, its manifest last. One of the same iteration is deleted
-    /// first, so that its manifest never stands for other files.
+    /// first, so that its manifest never refers to other files.
     pub(super) fn store(&self, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
         let path = folder.join(METADATA_FILE);
         let manifest = fs::read(&path).map_err(CheckpointError::io("read", &path))?;
@@ -115,7 +116,7 @@ impl NamedManager {
         self.manager.commit(iteration, &manifest).map_err(self.failed(of("commit")))
     }
 
-    /// Deletes what `policy` does not keep; returns the iterations.
+    /// Deletes checkpoints that `policy` does not keep; returns their iterations.
     pub(super) fn prune(
         &self,
         policy: &RetentionPolicy,
@@ -163,10 +164,11 @@ impl NamedManager {
         Ok(notes)
     }
 
-    /// Fetches a checkpoint and publishes it in `root`; what is wrong with it, if something is.
+    /// Fetches a checkpoint and publishes it in `root`. Returns a description of the problem if the
+    /// checkpoint is damaged.
     fn bring(&self, root: &Path, iteration: u64) -> Result<Option<String>, CheckpointError> {
         create_folder_durably(root)?;
-        // Not the name of a save: another process may be at one.
+        // Not the name of a save, because another process may be saving.
         let staging = root.join(format!("{STAGING_PREFIX}fetched-{}", iteration_folder_name(iteration)));
         remove_all(&staging)?;
         let folder = root.join(iteration_folder_name(iteration));

@@ -1,5 +1,5 @@
-//! Checkpoints in pieces: each rank writes what it saves into a folder of its own, on its own
-//! machine, with copies of what its peers save. Putting pieces together is in `assembly`.
+//! Checkpoints in pieces: each rank writes its shard into a folder of its own, on its own machine,
+//! with copies of its peers' shards. `assembly` assembles pieces.
 //!
 //! ```text
 //! <root>/rank-00003/iter_0000010/     metadata.json, run_config.toml, ...: the same in each piece
@@ -75,7 +75,7 @@ struct Description {
     /// Names and sizes of the other small files.
     files: Vec<(String, usize)>,
     saved_at_unix_seconds: u64,
-    /// By rank.
+    /// Shards of each rank.
     shards: Vec<Vec<WrittenShard>>,
 }
 
@@ -170,7 +170,8 @@ impl LocalCheckpointWriter {
         Ok(held.iter().map(|shard| shard.size).sum())
     }
 
-    /// Tells all ranks what the first one knows of the run, and each of the others what it wrote.
+    /// Shares the first rank's description of the run and the shards that each rank wrote with all
+    /// ranks.
     fn describe(
         &self,
         snapshot: &Snapshot,
@@ -201,9 +202,8 @@ impl LocalCheckpointWriter {
         Ok((RunFiles { train_state, run_config, files, ..RunFiles::default() }, description))
     }
 
-    /// Exchanges shards with the peers. Returns what is in this rank's folder then, or why
-    /// something is not; errors of the group by themselves, since ranks are not in step after
-    /// these.
+    /// Exchanges shards with the peers. Returns the shards in this rank's folder, or the error of a
+    /// missing one. Errors of the group are separate, since ranks are not in step after them.
     fn replicate(
         &self,
         folder: &Path,
@@ -243,8 +243,8 @@ impl LocalCheckpointWriter {
     }
 }
 
-/// A file that is sent to other ranks. What cannot be read is sent as zeros, since they wait for
-/// it; they notice by its checksum.
+/// A file that is sent to other ranks. Unreadable parts are sent as zeros, since other ranks wait
+/// for them; these ranks notice by the checksum.
 pub(super) struct Source {
     path: PathBuf,
     file: Option<File>,
@@ -300,9 +300,9 @@ fn receive_copy(
     }))
 }
 
-/// Writes `size` bytes that come in [`chunks`], each of which `next` fills. They are received to
-/// the end if the file cannot be written, too, since who sends them waits. Returns the size and the
-/// checksum of what was written.
+/// Writes `size` bytes that arrive in [`chunks`], each of which `next` fills. If the file cannot be
+/// written, the chunks are received all the same, since the sender waits. Returns the size and the
+/// checksum of the written bytes.
 pub(super) fn receive_into(
     mut file: Result<FileWriter, CheckpointError>,
     size: u64,

@@ -181,7 +181,7 @@ impl Checkpoint {
     /// Reads some rows of a tensor of floats as float32.
     ///
     /// # Errors
-    /// As [`load_slice`](Self::load_slice); elements that are no floats, or are NaN or infinite.
+    /// As [`load_slice`](Self::load_slice); elements that are not floats, or are NaN or infinite.
     pub fn load_float_rows(&self, name: &str, rows: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         let tensor = self.load_slice(name, &TensorSlice::rows(&self.tensor(name)?.shape, rows))?;
         CheckpointError::unless_finite(&self.path, name, &tensor)?;

@@ -25,7 +25,7 @@ pub enum OnDamaged {
     /// Stop with an error that offers the intact one before it.
     #[default]
     Error,
-    /// Take the newest intact one before it and report what was skipped.
+    /// Take the newest intact one before it and report the skipped ones.
     Fallback,
 }
 
@@ -189,7 +189,8 @@ impl CheckpointStore {
             if matches!(&outcome, Ok(Resolution::Found(found)) if found.report.is_empty()) {
                 return outcome;
             }
-            // It may be a writer's work in progress. If nothing has changed now, it is not.
+            // The fault may be a writer's work in progress. If nothing has changed in the meantime,
+            // the fault is real.
             let now = RootState::read(root)?;
             if now == state {
                 return outcome;
@@ -210,7 +211,8 @@ impl CheckpointStore {
             Ok(found) => found,
             Err(damage) => {
                 let iteration = iteration_of(folder);
-                // There may be others beside it; the user did not ask whether they can be read.
+                // Other checkpoints may be in the same root; errors in reading them are ignored,
+                // because the user did not ask for them.
                 let state = iteration.and_then(|_| RootState::read(parent_of(folder)).ok());
                 let entries = state.map(|state| state.entries).unwrap_or_default();
                 let before = iteration.map(|iteration| descending_before(&entries, iteration)).unwrap_or_default();
@@ -349,7 +351,7 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
         Pointer::Iteration(named) => Some(*named),
         Pointer::Missing | Pointer::Garbage(_) => None,
     };
-    // The values of an undamaged pointer, and what should be loaded for each.
+    // The values of an undamaged pointer, and the iteration to load for each.
     let (saved, allowed, best) = match journal {
         Journal::Saved { iteration } => (*iteration, [Some(*iteration); 2], Some(*iteration)),
         Journal::Saving { iteration, metadata_checksum, previous } => {

@@ -60,8 +60,8 @@ impl RetentionPolicy {
     }
 }
 
-/// Deletes what `policy` does not keep and returns the iterations deleted, oldest first. Further
-/// arguments are those of [`disposable`].
+/// Deletes checkpoints that `policy` does not keep and returns their iterations, oldest first.
+/// Further arguments are those of [`disposable`].
 pub(super) fn prune(
     root: &Path,
     policy: &RetentionPolicy,
@@ -112,7 +112,7 @@ pub(super) fn disposable(
         .collect())
 }
 
-/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion is not taken for a
+/// Deletes a checkpoint. It is renamed first, so that an interrupted deletion does not look like a
 /// damaged checkpoint.
 pub(super) fn move_to_trash(root: &Path, folder: &Path, iteration: u64) -> Result<(), CheckpointError> {
     let trash = root.join(trash_name(iteration));

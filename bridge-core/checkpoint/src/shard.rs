@@ -57,7 +57,7 @@ pub struct WrittenTensor {
 pub(super) struct ShardPlan<'s> {
     file: String,
     group: &'s str,
-    /// By key, in the order in which they are stored.
+    /// Tensors with their keys, in the order in which they are stored.
     tensors: Vec<(String, &'s ShardTensor)>,
 }
 
@@ -127,7 +127,7 @@ fn unique_keys(tensors: &[ShardTensor]) -> Result<BTreeMap<String, &ShardTensor>
 /// Writes all files of `plans` into `folder`, `num_writers` at a time.
 ///
 /// # Errors
-/// The first error of any file; others may be left half-written.
+/// The first error of any file; other files may be incomplete.
 pub(super) fn write_shards(
     folder: &Path,
     plans: &[ShardPlan<'_>],

@@ -1,5 +1,5 @@
-//! One checkpoint written by all ranks of a run together: every rank writes its shards, the first
-//! rank all that exists once. What a rank holds belongs to the caller.
+//! One checkpoint written by all ranks of a run together: every rank writes its shards, and the
+//! first rank all files that exist once. The caller determines the shards of a rank.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -49,12 +49,11 @@ impl ShardedWriter {
     /// Saves the snapshots of all ranks as one checkpoint. All ranks call this together, with the
     /// same step. Everything except tensors is taken from the first rank's snapshot.
     ///
-    /// The report is complete on the first rank; the others know only the bytes that they wrote
-    /// themselves.
+    /// The report is complete on the first rank; other ranks know only the bytes that they wrote.
     ///
     /// # Errors
     /// On every rank, if any rank cannot write or the slices of all ranks do not form whole
-    /// tensors. Nothing half-written is left, and earlier checkpoints are untouched.
+    /// tensors. Incomplete files are removed, and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let Some(writer) = &self.writer else {
             return self.take_part(snapshot);

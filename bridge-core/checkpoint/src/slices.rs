@@ -153,7 +153,7 @@ pub struct Run {
 fn strides(extent: &[usize]) -> Vec<usize> {
     let mut strides = vec![1usize; extent.len()];
     for d in (1..extent.len()).rev() {
-        // An empty tensor may have strides that do not fit; none of them is used.
+        // An empty tensor may have strides that overflow, but they are not used.
         strides[d - 1] = strides[d].saturating_mul(extent[d]);
     }
     strides

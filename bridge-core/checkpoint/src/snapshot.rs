@@ -62,9 +62,9 @@ pub struct ShardTensor {
 /// The values of a tensor that is saved.
 #[derive(Clone)]
 pub enum Content {
-    /// They are in memory.
+    /// Values in memory.
     Memory(HostTensor),
-    /// They are made while they are written.
+    /// Values that are computed while they are written.
     Stream(Arc<dyn TensorStream>),
 }
 

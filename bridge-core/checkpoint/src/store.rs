@@ -26,7 +26,7 @@ pub(super) struct RootEntry {
 /// The state of a root at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RootState {
-    /// By iteration.
+    /// Entries, sorted by iteration.
     pub(super) entries: BTreeMap<u64, RootEntry>,
     pub(super) pointer: Pointer,
     pub(super) journal: JournalState,
@@ -234,7 +234,7 @@ impl CheckpointStore {
 /// Returns all other paths unchanged.
 ///
 /// # Errors
-/// If the root does not say which one is the best, or cannot be read.
+/// If the root has no pointer to the best checkpoint, or cannot be read.
 pub fn named(path: PathBuf) -> Result<PathBuf, CheckpointError> {
     let (Some(root), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
         return Ok(path);

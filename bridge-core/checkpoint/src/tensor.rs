@@ -86,7 +86,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A Rust type that stands for a [`DType`].
+/// A Rust type that corresponds to a [`DType`].
 pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     /// The stored type.
     const DTYPE: DType;

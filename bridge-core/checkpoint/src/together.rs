@@ -1,5 +1,6 @@
-//! Verifying with all ranks: the first one decides which folders to verify, and every rank reads
-//! its share of their files. One rank alone would take longer for a terabyte than the others wait.
+//! Verifying with all ranks: the first rank chooses the folders to verify, and every rank reads its
+//! share of their files. A single rank would take longer for a terabyte than the time limit of the
+//! waiting ranks.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -53,7 +54,7 @@ impl Verifier<'_> {
     }
 }
 
-/// Lets the first rank of `group` `look` for a checkpoint, while the others verify their shares of
+/// Lets the first rank of `group` `look` for a checkpoint, while other ranks verify their shares of
 /// the folders that it visits. All ranks call this together; the result is the first rank's.
 ///
 /// # Errors

@@ -58,7 +58,7 @@ impl Default for TrainState {
 impl TrainState {
     /// Why this cannot be the state of a run at `iteration`, if it cannot.
     pub(super) fn problem(&self, iteration: u64) -> Option<String> {
-        /// Far above any run; sums and products of counters stay far below what 64 bits hold.
+        /// Limit far above any run, for which sums and products of counters still fit into 64 bits.
         const MOST: u64 = 1 << 53;
         if self.step != iteration {
             return Some(format!("step: expected {iteration}, as in the metadata, found {}", self.step));

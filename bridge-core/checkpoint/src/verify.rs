@@ -27,7 +27,8 @@ pub enum Verification {
     #[default]
     Contents,
     /// The metadata is checked against its checksum, all other files for presence and size, and
-    /// shards also for their header. For ranks that open what the first rank has verified.
+    /// shards also for their header. For ranks that open a checkpoint that the first rank has
+    /// verified.
     Sizes,
 }
 
@@ -72,8 +73,8 @@ impl VerifiedFile {
     }
 }
 
-/// The files of a checkpoint that one of several ranks reads whole. It checks the others only for
-/// presence and size.
+/// The files of a checkpoint that one of several ranks reads completely. The rank checks all other
+/// files only for presence and size.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) rank: usize,

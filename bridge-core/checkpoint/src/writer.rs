@@ -86,7 +86,7 @@ pub struct SaveReport {
 }
 
 /// Writes checkpoints into one root. A root may have only one writer at a time, among all
-/// processes: in a parallel run it belongs to the first rank, and the others write through
+/// processes: in a parallel run the writer belongs to the first rank, and other ranks write through
 /// [`Staging::join`].
 #[derive(Debug, Clone)]
 pub struct CheckpointWriter {
@@ -127,7 +127,7 @@ impl CheckpointWriter {
     /// checkpoint of the same iteration is replaced atomically.
     ///
     /// # Errors
-    /// If the snapshot is invalid, or the disk is full or reports an error. What was written is
+    /// If the snapshot is invalid, or the disk is full or reports an error. Incomplete files are
     /// removed, and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         let staging = self.begin(snapshot.run.train_state.step)?;
@@ -140,9 +140,9 @@ impl CheckpointWriter {
         }
     }
 
-    /// Begins a save that several ranks take part in: the others [join](Staging::join) after this
-    /// has returned, all [write their shards](Staging::write_shards), and this writer
-    /// [publishes](Self::publish) what they report.
+    /// Begins a save that several ranks take part in: other ranks [join](Staging::join) after this
+    /// has returned, all ranks [write their shards](Staging::write_shards), and this writer
+    /// [publishes](Self::publish) the reported shards.
     ///
     /// # Errors
     /// If the temporary folder cannot be created.
@@ -191,9 +191,9 @@ impl CheckpointWriter {
         Ok(SaveReport { iteration, path, bytes, seconds, pruned, prune_error })
     }
 
-    /// Deletes what the retention policy does not keep, and returns the deleted iterations. Every
-    /// save does this as well; this is for a changed policy. Verifies a checkpoint that is kept
-    /// before it deletes one.
+    /// Deletes checkpoints that the retention policy does not keep, and returns the deleted
+    /// iterations. Every save does this as well; this is for a changed policy. Verifies a
+    /// checkpoint that is kept before it deletes one.
     ///
     /// # Errors
     /// If the disk reports an error.
@@ -201,7 +201,7 @@ impl CheckpointWriter {
         prune(&self.root, &self.options.retention, None, None)
     }
 
-    /// Deletes what the retention policy does not keep where the manager has it.
+    /// Deletes checkpoints that the retention policy does not keep from the manager's storage.
     fn prune_elsewhere(&self, latest: u64, protected: Option<u64>) -> Result<(), CheckpointError> {
         let Some(manager) = &self.options.manager else { return Ok(()) };
         match read_best(&self.root)? {

@@ -1,5 +1,5 @@
 //! Differences between the recipe of a checkpoint and that of a run that resumes from it, with
-//! their effect. The run decides what follows.
+//! their effect. The run decides on the consequence.
 
 use super::catalogue::row;
 use super::field::OneOrMany;
@@ -31,7 +31,7 @@ pub struct Change {
 }
 
 /// The settings in which the recipe `now` differs from the one of a checkpoint, in the order of the
-/// sections. Values of `[model]` are compared by what they mean: a size that is derived equals the
+/// sections. Values of `[model]` are compared by their meaning: a size that is derived equals the
 /// same size written down, and numbers are equal that are in float32, in which files of other
 /// programs have them.
 pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
@@ -52,8 +52,8 @@ pub fn changes(before: &RecipeConfig, now: &RecipeConfig) -> Vec<Change> {
             now: difference.right.unwrap_or_else(null),
             key: difference.key,
         })
-        // A section that only one of them has differs in what it sets, not in what it leaves at
-        // null.
+        // A section that only one recipe has differs in the settings that it sets, not in those
+        // that are null.
         .filter(|change| change.before.data != change.now.data)
         .filter(|change| !change.key.starts_with(MODEL) || !are_same(&change.before, &change.now))
         .collect()
@@ -107,7 +107,7 @@ impl FinalTransformer {
     }
 }
 
-/// Flags of layers as a list; nothing if all layers are alike.
+/// Flags of layers as a list; `None` if all layers are alike.
 fn listed(layers: &[bool]) -> Option<OneOrMany<usize>> {
     let is_mixed = layers.contains(&true) && layers.contains(&false);
     is_mixed.then(|| OneOrMany::Many(layers.iter().map(|flag| usize::from(*flag)).collect()))

@@ -1,6 +1,6 @@
 //! Settings that a recipe takes from the checkpoint that its run would start from:
 //! `use_checkpoint_args`, `use_mp_args_from_checkpoint_args` and
-//! `use_tokenizer_model_from_checkpoint_args`. Who finds the checkpoint is not known here.
+//! `use_tokenizer_model_from_checkpoint_args`. A registered function finds the checkpoint.
 
 use super::changes::{MODEL, changes, concerns};
 use super::choice::TokenizerType;
@@ -22,16 +22,16 @@ const SIZES: &str = "checkpoint.use_mp_args_from_checkpoint_args";
 const OF_PRECISION: [&str; 3] = ["fp16", "bf16", "params_dtype"];
 
 impl RawConfig {
-    /// The recipe with what it takes from the checkpoint that its run would start from; the same if
-    /// it takes nothing, or has taken it before. [`finalize`](Self::finalize) does this first.
-    /// Whoever changes a recipe's checkpoints or layout before that calls it earlier.
+    /// The recipe with the settings that it takes from the checkpoint that its run would start
+    /// from. Returns it unchanged if it takes none, or has taken them before.
+    /// [`finalize`](Self::finalize) does this first. Callers that change a recipe's checkpoints or
+    /// layout before that must call this earlier.
     ///
-    /// Settings of `[model]` that decide what is computed become the checkpoint's, and where the
-    /// recipe says another value there is a warning, unless `checkpoint.allow_model_changes` names
-    /// the setting: then the recipe's stays. Those that only concern training become the
-    /// checkpoint's where the recipe says nothing. Parallel sizes and the tokenizer are taken as a
-    /// whole, with a warning for each that the recipe gives otherwise. Where there is no checkpoint
-    /// yet, the recipe is enough.
+    /// Settings of `[model]` that affect the computation are taken from the checkpoint, with a
+    /// warning if the recipe has another value. Settings in `checkpoint.allow_model_changes` keep
+    /// the recipe's value. Settings that only concern training are taken if the recipe does not set
+    /// them. Parallel sizes and the tokenizer are taken as a whole, with a warning for each that
+    /// the recipe sets differently. If there is no checkpoint yet, the recipe must be complete.
     ///
     /// # Errors
     /// A checkpoint that cannot be read or understood; a program that reads recipes with kinds of
@@ -87,7 +87,7 @@ impl RawConfig {
 struct Taking<'a> {
     /// The recipe as the user wrote it.
     recipe: &'a RawConfig,
-    /// The recipe with what was taken.
+    /// The recipe with the settings taken from the checkpoint.
     taken: RawConfig,
     /// Recipe of the checkpoint.
     saved: &'a RecipeConfig,
@@ -114,7 +114,7 @@ impl Taking<'_> {
                 self.take_of_model(name, is_said && differing.contains(&key));
             }
         }
-        // What only another kind of model has.
+        // Remove settings that only another kind of model has.
         let model = &mut self.taken.model;
         let extra = &self.saved.model.extra;
         let allowed = &self.recipe.checkpoint.allow_model_changes;

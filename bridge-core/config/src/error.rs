@@ -1,7 +1,7 @@
 //! Configuration errors: one record per problem, and the collection that every operation returns.
 //!
-//! Errors state key, place, what was found and expected, and the nearest name. Sections and rules
-//! do not belong here.
+//! Errors state key, place, found and expected value, and the nearest name. Sections and rules do
+//! not belong here.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum ErrorKind {
     WrongType,
     /// The value has the right type but is outside the allowed range.
     OutOfRange,
-    /// A value that has no default was not given.
+    /// A required value is missing.
     Missing,
     /// Two settings contradict each other.
     Conflict,
@@ -35,7 +35,7 @@ pub enum ErrorKind {
 /// One problem of a configuration.
 #[derive(Clone, PartialEq, Serialize)]
 pub struct ConfigError {
-    /// The kind of problem that this is.
+    /// Kind of the problem.
     pub kind: ErrorKind,
     /// Dotted path of the setting, such as `train.micro_batch_size`; empty for a problem of a whole
     /// file.
@@ -52,7 +52,7 @@ pub struct ConfigError {
     pub nearest: Option<String>,
     /// Remedy, if it is not obvious.
     pub hint: Option<String>,
-    /// Dotted paths of the settings that an unknown name probably stands for.
+    /// Dotted paths of the settings that an unknown name probably means.
     #[serde(skip)]
     pub(super) meant: Vec<String>,
     /// Written value, until advice has been given on it.
@@ -77,7 +77,7 @@ impl ConfigError {
         }
     }
 
-    /// Says what was found.
+    /// Sets the found value.
     #[must_use]
     pub fn with_found(mut self, found: impl Into<String>) -> Self {
         let found = found.into();
@@ -92,7 +92,7 @@ impl ConfigError {
         self.with_found(found)
     }
 
-    /// Says what would have been accepted.
+    /// Sets the accepted values.
     #[must_use]
     pub fn with_expected(mut self, expected: impl Into<String>) -> Self {
         self.expected = Some(expected.into());
@@ -106,7 +106,7 @@ impl ConfigError {
         self
     }
 
-    /// Says what to do about it.
+    /// Sets the advice.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -123,7 +123,7 @@ impl ConfigError {
 
 impl ConfigError {
     /// An object with the fields of this type, `file` and `line` of the location, and in `hint`
-    /// also what is offered for an unknown name.
+    /// also the suggestion for an unknown name.
     pub fn to_json(&self) -> serde_json::Value {
         let mut value = serde_json::to_value(self).unwrap_or_default();
         value["file"] = serde_json::json!(self.location.as_ref().map(|at| at.source.as_ref()));
@@ -272,7 +272,7 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// The candidate most like `name`, unless none is similar enough to be what was meant.
+/// The candidate most like `name`, unless none is similar enough to be the intended name.
 pub(crate) fn nearest_name<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // A name of several kilobytes is not a typing error, and comparing it would take quadratic
     // time. One letter is the beginning of too many.

@@ -44,7 +44,7 @@ pub struct Explanation {
     pub reason: Option<String>,
     /// The values that are accepted, where not all are.
     pub accepted: Vec<Node>,
-    /// Upstream's section and classes; empty for what only Bridge has.
+    /// Upstream's section and classes; empty for settings that only Bridge has.
     pub upstream: Vec<String>,
     /// Names in other programs.
     pub elsewhere: Vec<String>,
@@ -134,7 +134,7 @@ const SMALL: [&str; 12] = [
     "dataset.kind=mock",
 ];
 
-/// No more is said about a setting.
+/// Maximum number of rules shown for a setting.
 const MOST_RULES: usize = 12;
 
 /// Messages of the rules on the setting's row, then of those that other values than its default

@@ -52,7 +52,7 @@ impl GptDatasetConfig {
     }
 }
 
-/// A section whose `kind` chooses what is built. Dereferences to the shared settings, so
+/// A section whose `kind` chooses the implementation. Dereferences to the shared settings, so
 /// `config.model.num_layers` reads and writes as if there were one flat struct.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kinded<C> {

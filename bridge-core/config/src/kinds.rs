@@ -31,7 +31,7 @@ pub struct ExtraField {
     pub doc: String,
 }
 
-/// One kind. By default it supports what the section's table does not refuse.
+/// One kind. By default it supports all values that the section's table does not refuse.
 #[derive(Debug, Clone, Default)]
 pub struct Kind {
     /// The settings of the section that it supports; `None` means all that the section's table does
@@ -54,13 +54,13 @@ pub type ModelAnswer = Result<Vec<usize>, (String, String)>;
 /// A question of a section whose type is not known here.
 type Question = dyn Fn(&dyn Any) -> ModelAnswer + Send + Sync;
 
-/// Asks a kind of model about a resolved section. Sections are made of what this file declares, so
-/// their type is not known here.
+/// Asks a kind of model about a resolved section. The type of sections is defined in terms of this
+/// file, so it is not known here.
 #[derive(Clone)]
 pub struct AskModel(Arc<Question>);
 
 impl AskModel {
-    /// Asks by `answer`, of sections of type `T`.
+    /// Asks `answer` about sections of type `T`.
     pub fn new<T: Any>(answer: impl Fn(&T) -> ModelAnswer + Send + Sync + 'static) -> Self {
         Self(Arc::new(move |section| answer(section.downcast_ref().expect("a model is asked about its own section"))))
     }

@@ -23,7 +23,7 @@ pub enum Bound {
 }
 
 impl Limits {
-    /// No range beyond what the type and TOML can hold.
+    /// No range except that of the type and of TOML.
     pub const NONE: Self = Self { min: None, max: None };
     /// 1 or more.
     pub const POSITIVE: Self = Self::at_least(1.0);
@@ -81,8 +81,8 @@ impl Limits {
         above && below
     }
 
-    /// The first number in `node` (itself, or an item of its lists) outside the interval, with what
-    /// was expected.
+    /// The first number in `node` (itself, or an item of its lists) outside the interval, with the
+    /// expected range.
     ///
     /// Besides, a float must keep its meaning when rounded to 32 bits, in which training computes,
     /// and an integer must fit the 64 bits of TOML.

@@ -9,7 +9,7 @@ use super::run_config::{RunConfig, World};
 use super::source::{self, Format};
 use super::unread::Unread;
 
-/// Reads and finalizes a recipe file in one go, reporting the problems of both steps together.
+/// Reads and finalizes a recipe file, and reports the problems of both steps together.
 ///
 /// # Errors
 /// Every problem of syntax, names and types, and every violated rule that reads none of these
@@ -19,10 +19,10 @@ pub fn load(path: &Path, overrides: &[String], kinds: &Kinds, world: &World) -> 
 }
 
 /// Loads like [`load`], with further checks by the caller for facts that only the program knows,
-/// such as the compiled devices. The checks run on what could be read.
+/// such as the compiled devices. The checks run on the parts that could be read.
 ///
 /// # Errors
-/// As [`load`], and what `further` finds.
+/// As [`load`], and the errors that `further` finds.
 pub fn load_with(
     path: &Path,
     overrides: &[String],
@@ -55,7 +55,7 @@ fn finish(
     world: &World,
     further: &dyn Fn(&RawConfig) -> Vec<ConfigError>,
 ) -> Result<RunConfig, ConfigErrors> {
-    // Nothing is known about a file that could not be parsed.
+    // A file that could not be parsed has no settings to check.
     let is_unread = |error: &ConfigError| {
         let is_of_file = error.location.as_ref().is_none_or(|at| !at.is_command_line());
         matches!(error.kind, ErrorKind::Syntax | ErrorKind::Unreadable) && is_of_file

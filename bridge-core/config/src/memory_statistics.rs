@@ -1,5 +1,5 @@
-//! The names of what `logger.memory_keys` may ask for: PyTorch's, as far as an allocator here keeps
-//! them, and those of the process.
+//! The names accepted by `logger.memory_keys`: PyTorch's names of statistics that an allocator of
+//! Bridge keeps, and statistics of the process.
 
 /// A statistic and the name that it is logged under by default.
 pub const MEMORY_STATISTICS: [(&str, &str); 8] = [

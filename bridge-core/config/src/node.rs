@@ -78,7 +78,7 @@ pub enum Data {
     Null,
     /// true or false.
     Bool(bool),
-    /// A whole number; wide enough that range errors can quote what was written.
+    /// A whole number; wide enough that range errors can quote the written number.
     Int(i128),
     /// A number with a fraction or exponent, infinite or NaN.
     Float(f64),

@@ -1,13 +1,13 @@
 //! The optimizers that `optimizer.optimizer` chooses from, as recipes see them. The update of each
 //! is a file of `bridge_core::optim::rules` that names its entry of this list.
 
-/// An optimizer: its name, its settings, and what checks of a recipe ask of it.
+/// An optimizer: its name, its settings, and properties for checks of a recipe.
 #[derive(Debug, PartialEq, Eq)]
 pub struct OptimizerRule {
     /// Value of `optimizer.optimizer` that chooses the rule.
     pub name: &'static str,
-    /// Settings of `[optimizer]` that the rule reads besides learning rate and weight decay. They
-    /// are refused beside another rule.
+    /// Settings of `[optimizer]` that the rule reads besides learning rate and weight decay. Other
+    /// rules refuse these settings.
     pub settings: &'static [&'static str],
     /// Quantity that the size of an update follows.
     pub size: UpdateSize,
@@ -22,7 +22,7 @@ pub struct OptimizerRule {
 pub enum UpdateSize {
     /// The learning rate, however large gradients are.
     LearningRate,
-    /// The gradient.
+    /// The gradient's magnitude.
     Gradient,
 }
 

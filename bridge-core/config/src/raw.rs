@@ -1,4 +1,4 @@
-//! `RawConfig`: what the user set, and where. Only reading; checking belongs to `finalize`.
+//! `RawConfig`: the user's settings with their locations. This file only reads; `finalize` checks.
 
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
@@ -77,9 +77,9 @@ impl RawConfig {
         errors.into_result(raw)
     }
 
-    /// Reads what a file says of the function of a model: of a configuration that Megatron Bridge
-    /// saved, the architecture and the vocabulary in its `model`; of a recipe, all. The settings
-    /// that are left out are listed.
+    /// Reads the settings of a file that determine a model's function: from a configuration that
+    /// Megatron Bridge saved, the architecture and the vocabulary in its `model`; from a recipe,
+    /// all settings. Returns a list of omitted settings.
     ///
     /// # Errors
     /// Syntax, and every setting of the model that changes its function and has no counterpart

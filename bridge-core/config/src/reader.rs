@@ -106,8 +106,8 @@ impl<'k> Reader<'k> {
         self.errors.push(ConfigError { meant, ..error });
     }
 
-    /// The settings that an unknown name stands for: its nearest name, or the content of a misspelt
-    /// table.
+    /// The settings that an unknown name probably means: its nearest name, or the content of a
+    /// misspelt table.
     fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
         let Some(nearest) = &error.nearest else {
             return Vec::new();

@@ -11,14 +11,14 @@ pub struct Refusal {
     cause: Cause,
     /// Effect that the setting asks for, and the reason of the refusal or the replacement.
     pub reason: &'static str,
-    /// Values besides the default that ask for nothing or state what Bridge does, written as in an
+    /// Values besides the default that have no effect or state Bridge's behaviour, written as in an
     /// override.
     pub inert: &'static [&'static str],
-    /// Values that are implemented: only the others are refused, and never the default.
+    /// Implemented values. All other values except the default are refused.
     pub built: &'static [&'static str],
     /// A setting that this one repeats: its value is accepted here too.
     pub same_as: Option<&'static str>,
-    /// Values that upstream's classes set by themselves; they are left out when its saved files are
+    /// Values that upstream's classes set by default; they are omitted when its saved files are
     /// read.
     pub upstream: &'static [&'static str],
     /// True if every value only asks for speed or memory, never for another result.
@@ -32,7 +32,7 @@ enum Cause {
     NoCounterpart,
 }
 
-/// Refuses what Bridge could implement but has not yet.
+/// Refuses a feature that Bridge could implement but has not yet.
 pub const fn not_built(reason: &'static str) -> Refusal {
     Refusal {
         cause: Cause::NotBuilt,
@@ -45,14 +45,14 @@ pub const fn not_built(reason: &'static str) -> Refusal {
     }
 }
 
-/// Refuses what has no meaning in Bridge: it controls a library, language or device that Bridge
-/// does not use.
+/// Refuses a setting without meaning in Bridge, because it controls a library, language or device
+/// that Bridge does not use.
 pub const fn no_counterpart(reason: &'static str) -> Refusal {
     Refusal { cause: Cause::NoCounterpart, ..not_built(reason) }
 }
 
 impl Refusal {
-    /// Accepts values that ask for nothing, or state what Bridge does anyway.
+    /// Accepts values that have no effect, or state Bridge's behaviour.
     #[must_use]
     pub const fn inert(self, values: &'static [&'static str]) -> Self {
         Self { inert: values, ..self }
@@ -70,13 +70,14 @@ impl Refusal {
         Self { same_as: Some(key), ..self }
     }
 
-    /// Leaves values out when upstream's saved files are read: its classes set them by themselves.
+    /// Omits values when upstream's saved files are read, because its classes set them by default.
     #[must_use]
     pub const fn upstream(self, values: &'static [&'static str]) -> Self {
         Self { upstream: values, ..self }
     }
 
-    /// Leaves every value out when upstream's saved files are read: none of them changes a result.
+    /// Omits every value when upstream's saved files are read, because none of them changes a
+    /// result.
     #[must_use]
     pub const fn execution_only(self) -> Self {
         Self { is_execution_only: true, ..self }

@@ -1,5 +1,5 @@
-//! Values of settings that have no field, because every value but a neutral one is refused: their
-//! types, reading and writing. The reasons are in `refusal`.
+//! Values of settings without a field, because all values except neutral ones are refused: types,
+//! reading and writing. The reasons are in `refusal`.
 
 use std::collections::BTreeMap;
 

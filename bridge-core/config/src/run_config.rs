@@ -36,7 +36,7 @@ impl Default for World {
     }
 }
 
-/// Declares a resolved section: the settings it dereferences to, and what was derived from them.
+/// Declares a resolved section: the settings it dereferences to, and the values derived from them.
 /// A derived field hides the optional setting of the same name.
 macro_rules! resolved {
     ($(
@@ -411,8 +411,8 @@ impl RunConfig {
 }
 
 impl FinalTransformer {
-    /// Global numbers of the layers whose MLP has experts, in ascending order. Layers of
-    /// multi-token prediction are behind the others, and of the sort of the last one.
+    /// Global numbers of the layers whose MLP has experts, in ascending order. Multi-token
+    /// prediction layers come after all other layers, and have the type of the last one.
     pub fn layers_with_experts(&self) -> Vec<usize> {
         let numbered = self.moe_layers.iter().enumerate();
         let mut layers: Vec<usize> =

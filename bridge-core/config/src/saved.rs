@@ -1,5 +1,5 @@
-//! Recipes that checkpoints have: where one is looked for, and what was found. Who looks knows
-//! files, and is registered with the kinds of models.
+//! Recipes in checkpoints: where to search, and the result. The function that searches is
+//! registered with the kinds of models.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -23,8 +23,8 @@ pub struct SavedRecipe {
     pub text: String,
     /// The checkpoint.
     pub path: PathBuf,
-    /// The folder of a tokenizer's files that stands for one which the text does not name, or whose
-    /// file is gone.
+    /// The folder of the checkpoint's tokenizer files, used if the text names no tokenizer file, or
+    /// the file is gone.
     pub tokenizer: Option<PathBuf>,
 }
 

@@ -66,7 +66,7 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     if safe == text { Cow::Borrowed(text) } else { Cow::Owned(safe) }
 }
 
-/// Appends the part of a URL behind `://` without secrets.
+/// Appends the part of a URL after `://` without secrets.
 fn push_redacted_url(url: &str, safe: &mut String) {
     let (place, query) = url.split_once('?').map_or((url, None), |(place, query)| (place, Some(query)));
     safe.push_str(&match split_credentials(place) {
@@ -87,14 +87,14 @@ fn is_secret_parameter(name: &str) -> bool {
     SECRET_PARAMETERS.iter().any(|secret| name.contains(secret))
 }
 
-/// The credentials of what stands behind `://`, and the rest of it.
+/// Splits the part of an address after `://` into credentials and the rest.
 pub fn split_credentials(place: &str) -> Option<(&str, &str)> {
     let authority = &place[..place.find(['/', '#']).unwrap_or(place.len())];
     if let Some(at) = authority.rfind('@') {
         return Some((&place[..at], &place[at + 1..]));
     }
-    // A password may hold a slash that its user has not encoded. Then what stands before the slash
-    // is not a host and port.
+    // A password may hold a slash that its user has not encoded. Then the part before the slash is
+    // not a host and port.
     let (_, port) = authority.rsplit_once(':')?;
     let is_port = port.is_empty() || port.bytes().all(|byte| byte.is_ascii_digit()) || authority.ends_with(']');
     let at = place.rfind('@').filter(|_| !is_port)?;

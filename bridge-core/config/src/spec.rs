@@ -42,7 +42,7 @@ pub(super) enum Group {
     Ranks,
 }
 
-/// Part of a row behind the default.
+/// Part of a row after the default.
 pub(super) trait Attribute {
     /// The row with this attribute.
     fn add_to(self, row: FieldSpec) -> FieldSpec;
@@ -72,10 +72,9 @@ impl Attribute for Group {
 /// change the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Concerns {
-    /// In `[model]` what the model computes from its parameters; in other sections the course of
-    /// training.
+    /// In `[model]` the function of the model; in other sections the course of training.
     Function,
-    /// The course of training, but not what the trained model computes: marked `@training`.
+    /// The course of training, but not the function of the trained model: marked `@training`.
     Training,
     /// Neither, but for rounding: layouts, memory, speed, logs. Marked `@execution`.
     Execution,
@@ -174,7 +173,7 @@ impl TypeSpec {
     }
 }
 
-/// TOML has no null, so the word `"null"` stands for it where a setting may be null.
+/// True for null. TOML has no null, so the string `"null"` means null if a setting may be null.
 pub(super) fn is_null_word(node: &Node) -> bool {
     node.is_null() || matches!(&node.data, Data::String(text) if text == "null")
 }

@@ -24,11 +24,11 @@ const OF_RUN: [&str; 7] = [
 ];
 
 impl RunConfig {
-    /// The model of a saved recipe on this run's ranks, frozen: what computes is the same, the
-    /// layout is the run's, and nothing is recomputed.
+    /// The model of a saved recipe on this run's ranks, frozen: the same computation, the run's
+    /// layout, and no recompute.
     ///
     /// # Errors
-    /// A model that is no decoder without experts, or that these ranks cannot share.
+    /// A model that is not a decoder without experts, or that these ranks cannot shard.
     pub fn teacher_model(&self, saved: &RawConfig) -> Result<FinalModel, ConfigErrors> {
         let saved = saved.recipe();
         let refused = |message: String| {
@@ -74,7 +74,7 @@ impl RunConfig {
         taken.params_dtype = self.model.params_dtype;
         taken.pipeline_dtype = self.model.pipeline_dtype;
         taken.fp32_residual_connection = self.model.fp32_residual_connection;
-        // What predicts further tokens is not run.
+        // Multi-token prediction layers are not run.
         taken.mtp_num_layers = None;
         taken.mtp_loss_scaling_factor = usual.mtp_loss_scaling_factor;
         taken

@@ -1,5 +1,5 @@
 //! The specification of `tensor_inspect.features`, in the form of NVIDIA's `nvdlfw_inspect`: named
-//! sections, each with the layers that it is about and what is wanted of them.
+//! sections, each with the layers that it applies to and the requested statistics.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +15,13 @@ pub enum TensorKind {
     Weight,
     /// The gradient of a parameter, of the whole step.
     WeightGradient,
-    /// The residual stream that a segment gets.
+    /// The residual stream at a segment's input.
     Activation,
-    /// The residual stream that a segment hands on.
+    /// The residual stream at a segment's output.
     Output,
-    /// The gradient of the loss with respect to what a segment hands on.
+    /// The gradient of the loss with respect to a segment's output.
     OutputGradient,
-    /// The gradient of the loss with respect to what a segment gets.
+    /// The gradient of the loss with respect to a segment's input.
     InputGradient,
 }
 
@@ -167,8 +167,8 @@ impl Rule {
         ranges.iter().any(|(first, last)| (*first..=*last).contains(&step) && (step - first).is_multiple_of(*every))
     }
 
-    /// Tells which names the rule is about. The pattern was compiled when it was read, and is
-    /// compiled here once more.
+    /// Predicate for the names that the rule applies to. The pattern was compiled when it was read,
+    /// and is compiled here once more.
     pub fn matcher(&self) -> impl Fn(&str) -> bool + Send + 'static {
         let (types, pattern) = match &self.layers {
             Layers::All => (None, None),
@@ -185,7 +185,7 @@ impl Rule {
 }
 
 /// The rules of a specification; without one, all statistics but histograms of all parameters,
-/// their gradients, and what segments hand on with its gradient, every `interval` steps.
+/// their gradients, and the outputs of segments with their gradients, every `interval` steps.
 ///
 /// # Errors
 /// The first key or value that cannot be followed, with the nearest one that can.
@@ -207,8 +207,7 @@ pub fn rules(specification: Option<&Value>, interval: u64) -> Result<Vec<Rule>, 
 /// The one feature that takes statistics.
 const FEATURE: &str = "LogTensorStats";
 
-/// Features of the same framework that change how matrices are multiplied, or look at numbers in 8
-/// or 4 bits.
+/// Features of the same framework that change matrix products, or inspect 8- or 4-bit numbers.
 const OF_NARROW_NUMBERS: [&str; 8] = [
     "LogFp8TensorStats",
     "LogNvfp4TensorStats",
@@ -268,7 +267,7 @@ fn feature(path: &str, key: &str, value: &Value, layers: &Layers) -> Result<Vec<
             known(own, &path, &["tensor", "stats", "freq", "start_step", "end_step", "start_end_list"])?;
             let kind = required(own, &path, "tensor")?;
             let kind = named(kind, &format!("{path}.tensor"), &TensorKind::NAMES)?;
-            // What an entry leaves out is as for all.
+            // Settings that an entry omits have the values of the whole table.
             let mut all = settings.clone();
             all.extend(own.clone());
             rules.push(rule(&all, &path, kind, layers)?);
@@ -366,7 +365,7 @@ fn known(table: &Table, path: &str, keys: &[&str]) -> Result<(), FeatureError> {
     }
 }
 
-/// One name, or a list of them; `all` stands for all.
+/// One name, or a list of them; `all` means all of them.
 fn names<T: Copy>(value: &Value, path: &str, names: &[(&'static str, T)]) -> Result<Vec<T>, FeatureError> {
     match value {
         Value::Array(values) => values.iter().map(|value| named(value, path, names)).collect(),

@@ -2,8 +2,8 @@
 //! them.
 //!
 //! `finalize` sees the default of such a setting. A rule that reads it, or a setting filled in from
-//! it, would check a value that nobody chose. Rules name every setting that they read, as their key
-//! or in their messages, so such follow-up problems can be recognized and left out.
+//! it, would check a value that the user did not choose. Rules name every setting that they read,
+//! as their key or in their messages, so such follow-up problems can be recognized and left out.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use super::raw::RawConfig;
 /// The name of the data-parallel size in messages.
 const DATA_PARALLEL_SIZE: &str = "data-parallel size";
 
-/// Settings, and what `finalize` fills in from them where it was left open.
+/// Settings, and the settings that `finalize` derives from them where these are not set.
 const FILLS_IN: &[(&str, &[&str])] = &[
     ("model.hidden_size", &["model.ffn_hidden_size", "model.kv_channels"]),
     ("model.num_attention_heads", &["model.kv_channels", "model.num_query_groups"]),
@@ -65,7 +65,7 @@ impl Unread {
                 keys.extend(error.meant.iter().cloned());
                 continue;
             }
-            // Inside a list the item is named; what is unknown is the setting.
+            // Inside a list the error names the item, but the unread setting is the list.
             let mut key = error.key.as_str();
             while row(key).is_none() && key.matches('.').count() > 1 {
                 key = key.rsplit_once('.').map_or(key, |(setting, _)| setting);

@@ -6,10 +6,9 @@ use super::{
 };
 
 impl Outline {
-    /// The same with the costs of what is declared: products of an adapter's matrices are added,
-    /// gradients of frozen weights taken off, and before the first segment of the model with a
-    /// trained parameter there is no backward. `costs` are those of a model that is trained in
-    /// full.
+    /// This outline with the costs of its adapter: products of an adapter's matrices are added,
+    /// gradients of frozen weights are subtracted, and segments before the first trained parameter
+    /// have no backward. The current `costs` must be those of a fully trained model.
     ///
     /// Tensors that backward keeps are counted as if all weights were trained, plus the branches'
     /// inner values: layers without a branch keep less.

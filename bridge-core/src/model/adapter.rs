@@ -4,7 +4,7 @@
 //! An adapter knows no kind of model: it sees each parameter and each linear layer where it is
 //! declared. It may freeze parameters, and give a linear layer parameters of its own. They are
 //! declared in the layer's scope, so ranks, stages, checkpoints and the optimizer treat them like
-//! all others. A layer without an adapter is what it was, bit for bit.
+//! all others. A layer without an adapter computes the same bits as before.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +15,12 @@ use burn::tensor::Tensor;
 
 use super::{Declaration, EightBitLayer, GradientScope, ModelBuildError, PassStream, Scope, TensorPartition};
 
-/// Gives whole weights of a base by name; `None` if one cannot be read, which its owner says why.
+/// Reads whole weights of a base by name. `None` if a weight cannot be read; the owner of the
+/// function reports why.
 pub type BaseRows<'a> = dyn FnMut(&str) -> Option<Vec<f32>> + 'a;
 
-/// Changes what blocks declare. Its answers must be functions of the names and whole shapes that it
-/// sees, so that they are the same on all ranks.
+/// Changes the declarations of blocks. Results must be functions of the names and whole shapes
+/// passed in, so that they are the same on all ranks.
 pub trait Adapter: fmt::Debug + Send + Sync {
     /// True if a parameter that a block declares is trained. A frozen one has no gradient and no
     /// optimizer state; it is saved and exported like the others. Parameters of adapters are
@@ -90,7 +91,7 @@ pub struct LinearForLastLayer {
     pub output_size: usize,
     /// True if the layer adds a bias.
     pub bias: bool,
-    /// Rate of the dropout on what the layer reads, in `[0, 1)`.
+    /// Rate of the dropout on the layer's input, in `[0, 1)`.
     pub dropout: f64,
 }
 
@@ -209,7 +210,7 @@ pub struct LinearAdaptation {
 }
 
 impl LinearAdaptation {
-    /// Parameters that were declared in the layer's scope, and what is made of them.
+    /// Parameters declared in the layer's scope, and the adaptation made of them.
     pub fn new(
         matrices: Vec<Param<Tensor<2>>>,
         vectors: Vec<Param<Tensor<1>>>,
@@ -218,7 +219,7 @@ impl LinearAdaptation {
         Self { matrices, vectors, rule: Arc::new(rule), pass: PassStream::default(), layer: String::new() }
     }
 
-    /// The same for the layer called `layer`, in the passes that `pass` tells of.
+    /// The adaptation for the layer called `layer`, in the passes that `pass` reports.
     pub(super) fn of_layer(self, layer: &str, pass: PassStream) -> Self {
         Self { layer: layer.to_owned(), pass, ..self }
     }

@@ -146,17 +146,17 @@ pub struct ForwardContext<'a> {
 /// their values go.
 #[derive(Clone, Copy, Debug)]
 pub struct Auxiliary<'a> {
-    /// Factor on the gradients of losses that are means over the micro-batch: what the backward of
-    /// the whole step gives the mean loss of this micro-batch, that is the loss scale divided by
-    /// the micro-batches of the step on all data-parallel ranks (or, where gradients are divided by
-    /// the step's tokens later, the loss scale times the tokens of the micro-batch).
+    /// Factor on the gradients of losses that are means over the micro-batch: the gradient of the
+    /// step's loss with respect to the mean loss of this micro-batch. It is the loss scale divided
+    /// by the micro-batches of the step on all data-parallel ranks (or, where gradients are divided
+    /// by the step's tokens later, the loss scale times the tokens of the micro-batch).
     pub gradient_scale: f64,
     /// Takes values by layer; `None` to drop them.
     pub metrics: Option<&'a LayerMetrics>,
 }
 
 impl Default for Auxiliary<'_> {
-    /// Gradients as they are, and nobody who wants the values.
+    /// Unscaled gradients, and values are dropped.
     fn default() -> Self {
         Self { gradient_scale: 1.0, metrics: None }
     }

@@ -57,7 +57,7 @@ impl Boundary {
     /// These tensors and one more, which a segment made.
     ///
     /// # Panics
-    /// If there is a tensor of that name: a segment takes what it replaces.
+    /// If there is a tensor of that name: a segment takes a tensor before it replaces it.
     #[must_use]
     pub fn with(mut self, name: &'static str, tensor: Tensor<3>) -> Self {
         assert!(self.get(name).is_none(), "the boundary {self} has a tensor `{name}` already");
@@ -73,7 +73,7 @@ impl Boundary {
     /// Takes the tensor called `name` out.
     ///
     /// # Panics
-    /// If it is not there. Whoever runs segments has compared the names with those declared.
+    /// If it is missing. The executor has compared the names with the declared ones.
     pub fn take(&mut self, name: &str) -> Tensor<3> {
         self.remove(name).unwrap_or_else(|| panic!("a segment wants `{name}` from the boundary {self}"))
     }
@@ -101,15 +101,16 @@ impl Boundary {
         self.0.is_empty()
     }
 
-    /// The tensors as `f` makes them: the beginning of a region, none of whose segments has made
-    /// one yet.
+    /// Applies `f` to the tensors at the beginning of a region, where no segment of the region has
+    /// made a tensor yet.
     #[must_use]
     pub(crate) fn map(self, mut f: impl FnMut(Tensor<3>) -> Tensor<3>) -> Self {
         let entries = self.0.into_iter();
         Self(entries.map(|entry| Entry { tensor: f(entry.tensor), made: false, ..entry }).collect())
     }
 
-    /// The tensors, of which those that segments made since the region began are as `f` makes them.
+    /// Applies `f` to the tensors that segments have made since the region began; the other tensors
+    /// are unchanged.
     #[must_use]
     pub(crate) fn map_made(self, mut f: impl FnMut(&'static str, Tensor<3>) -> Tensor<3>) -> Self {
         let changed =
@@ -122,13 +123,14 @@ impl Boundary {
         self.0.iter().filter(|entry| entry.made).map(|entry| (entry.name, &entry.tensor))
     }
 
-    /// As [`Self::take`], of what may be missing: the gradient of a tensor that nothing read.
+    /// [`Self::take`] for a tensor that may be missing, such as the gradient of an unused tensor.
     pub(crate) fn remove(&mut self, name: &str) -> Option<Tensor<3>> {
         let index = self.0.iter().position(|entry| entry.name == name)?;
         Some(self.0.remove(index).tensor)
     }
 
-    /// The tensors in the order of `declared`, if they are those.
+    /// The tensors in the order of `declared`; the unchanged boundary as the error if names, shapes
+    /// or dtypes differ.
     pub(crate) fn arranged(mut self, declared: &[BoundaryTensor]) -> Result<Self, Self> {
         let fits = |declared: &BoundaryTensor, entry: &Entry| {
             (declared.name, declared.shape, DType::from(declared.dtype))
@@ -165,7 +167,7 @@ pub struct BoundaryError {
     pub found: String,
 }
 
-/// The boundary before segment `index`, in the declared order, if it is what `chunk` declares.
+/// The boundary before segment `index`, in the declared order, if it matches `chunk`'s declaration.
 pub(crate) fn checked(
     chunk: &dyn ModelChunk,
     index: usize,

@@ -15,15 +15,16 @@ use crate::config::TransformerConfig;
 pub struct StackPart {
     /// Numbers of the layers, counted in the stack.
     pub layers: Range<usize>,
-    /// With what comes before the first layer: an embedding (`pre_process` upstream).
+    /// True if the stage includes the part before the first layer: an embedding (`pre_process`
+    /// upstream).
     pub start: bool,
-    /// With what comes behind the last layer: in the model's last stack final norm, output
-    /// projection and loss (`post_process` upstream).
+    /// True if the stage includes the part after the last layer: in the model's last stack final
+    /// norm, output projection and loss (`post_process` upstream).
     pub end: bool,
 }
 
 /// Segments of a model that a chunk has: a range of them, over one stack of layers or several, such
-/// as an encoder and the decoder behind it.
+/// as an encoder and its decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// Part of each of the model's stacks, in their order; it may be empty.
@@ -138,7 +139,7 @@ pub trait ModelBuilder {
     /// Builds one stage.
     ///
     /// # Errors
-    /// If the configuration asks for what the model cannot do.
+    /// If the model does not support the configuration.
     fn build_model(&self, context: &BuildContext, stage: &Stage) -> Result<Box<dyn ModelChunk>, ModelBuildError>;
 
     /// Declarations that [`Self::build_model`] would make for a stage on the rank of `work` with
@@ -169,10 +170,10 @@ pub trait ModelBuilder {
     }
 }
 
-/// A function from chunks to chunks. A hook that knows what module a chunk has may change it as a
-/// whole ([`ModuleChunk::downcast`](super::ModuleChunk::downcast),
-/// [`ModuleChunk::map_module`](super::ModuleChunk::map_module)). What has other parameters is not a
-/// hook's: outlines, plans and checkpoints know those that are declared
+/// A function from chunks to chunks. A hook that knows the module type of a chunk may change the
+/// whole module ([`ModuleChunk::downcast`](super::ModuleChunk::downcast),
+/// [`ModuleChunk::map_module`](super::ModuleChunk::map_module)). A hook must not add or remove
+/// parameters, because outlines, plans and checkpoints rely on the declared ones: use these instead
 /// ([`ModelRegistry::adapt`](super::ModelRegistry::adapt),
 /// [`ModelRegistry::replace_last_layer`](super::ModelRegistry::replace_last_layer)).
 pub type ModelHook =

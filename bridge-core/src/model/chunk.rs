@@ -12,16 +12,16 @@ use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, Genera
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub enum SegmentOutput {
-    /// Tensors for the next segment. Those of the input that the segment has left in it are passed
-    /// on unchanged, at no cost.
+    /// Tensors for the next segment. Input tensors that the segment did not take are passed on
+    /// unchanged, at no cost.
     Boundary(Boundary),
-    /// Sum over tokens of the masked loss, `[1]` float32: what the last segment of the last stage
-    /// returns.
+    /// Sum over tokens of the masked loss, `[1]` float32. The last segment of the last stage
+    /// returns it.
     LossSum(Tensor<1>),
 }
 
 impl SegmentOutput {
-    /// The loss sum, if it is one.
+    /// The loss sum, if the segment is the last.
     pub fn loss_sum(self) -> Option<Tensor<1>> {
         match self {
             Self::LossSum(sum) => Some(sum),
@@ -58,8 +58,8 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     fn segments(&self) -> Vec<Segment>;
 
     /// The tensors between segments `index - 1` and `index`, for a batch like this one. Boundary 0
-    /// is what the stage before sends, the last one, behind all segments, what the stage after
-    /// gets; where the model begins or ends with the chunk they have no tensor.
+    /// is received from the previous stage; the last boundary, after all segments, is sent to the
+    /// next stage. At the beginning and the end of the model the boundary is empty.
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
 
     /// Runs segment `index`. `input` has the tensors of [boundary](Self::boundary) `index`, the
@@ -77,8 +77,7 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     fn logits(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Option<Tensor<3>>;
 
     /// Reads the sequence that an encoder-decoder's decoder attends to, all of whose tokens count:
-    /// what layers make of it is kept in `state`, which has seen nothing yet. `None` if the model
-    /// has no encoder.
+    /// layers keep their results in `state`, which must be new. `None` if the model has no encoder.
     ///
     /// # Shapes
     /// `[b, s]`.
@@ -108,7 +107,7 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
         });
     }
 
-    /// Replaces every parameter by what `f` makes of its name and value, one after the other.
+    /// Replaces every parameter by the result of `f` on its name and value, one after the other.
     ///
     /// The value is handed over, so that a backend can update it in place. The result keeps the
     /// parameter's dtype. Of a quantised parameter dtype and device are handed over, with values

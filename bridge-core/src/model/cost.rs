@@ -23,8 +23,8 @@ pub struct Workload {
     pub activation_bytes: u64,
     /// Bytes of an element of the residual stream between layers.
     pub stream_bytes: u64,
-    /// Bytes of an element of activations in collectives, which add up no float16: that travels as
-    /// float32.
+    /// Bytes of an element of activations in collectives, which do not sum float16: float16 is
+    /// communicated as float32.
     pub collective_bytes: u64,
     /// True if attention stays inside documents, so that ranks exchange the document of each token.
     pub documents: bool,
@@ -138,7 +138,7 @@ impl TrafficKind {
 pub enum PassKind {
     /// In forward, and again where recompute repeats it.
     Forward,
-    /// In backward.
+    /// Backward.
     Backward,
 }
 
@@ -222,13 +222,13 @@ impl SegmentCost {
     }
 }
 
-/// A chunk without tensors: what it declares, and what its segments cost.
+/// A chunk without tensors: its declarations and the costs of its segments.
 #[derive(Clone, Debug)]
 pub struct Outline {
     /// Segments and parameters.
     pub declarations: Declarations,
-    /// One a segment; `None` for a model that does not say. It trains all the same: no plan can be
-    /// made for it, and logs have no TFLOP/s.
+    /// One cost for each segment; `None` for a model without costs. Such a model can be trained,
+    /// but has no plan, and its logs have no TFLOP/s.
     pub costs: Option<Vec<SegmentCost>>,
 }
 

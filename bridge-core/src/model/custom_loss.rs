@@ -1,4 +1,5 @@
-//! Losses of a program's own: what the head of a model hands over instead of computing its loss.
+//! Custom losses of a program. The head of the model passes its outputs to them instead of
+//! computing its own loss.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +13,9 @@ use super::{Batch, Mode};
 
 /// A loss computed from the outputs of a model.
 ///
-/// It is computed where the model ends, inside the graph of the head, so gradients flow from it
-/// through the whole model. It may be computed twice for a micro-batch, where activations are
-/// recomputed, and must then be the same: what it knows of a micro-batch is in the batch.
+/// The loss is computed where the model ends, inside the graph of the head, so gradients flow from
+/// it through the whole model. It may be computed twice for a micro-batch, where activations are
+/// recomputed, and must then be the same, so it may depend only on the batch.
 pub trait CustomLoss: fmt::Debug + Send + Sync {
     /// The sum that is minimised, `[1]` float32. The loop divides it by [`Batch::num_tokens`], and
     /// by micro-batches.
@@ -29,7 +30,7 @@ pub trait CustomLoss: fmt::Debug + Send + Sync {
         "custom loss"
     }
 
-    /// Names of what [`ModelOutputs::record`] is called with. The same on all ranks.
+    /// Names of the figures passed to [`ModelOutputs::record`]. They are the same on all ranks.
     fn figures(&self) -> &[&'static str] {
         &[]
     }
@@ -54,7 +55,7 @@ pub trait OutputParts {
 }
 
 impl<'a> ModelOutputs<'a> {
-    /// The micro-batch: tokens, labels, mask and what the dataset brings besides.
+    /// The micro-batch: tokens, labels, mask and the dataset's extra tensors.
     pub fn batch(&self) -> &'a Batch {
         self.batch
     }
@@ -77,7 +78,7 @@ impl<'a> ModelOutputs<'a> {
     /// ([`LinearForLastLayer`](super::LinearForLastLayer)), these are the outputs of the new layer,
     /// `[b, t, n]` float32.
     ///
-    /// They are computed by this call, and are the largest tensor of most models.
+    /// The logits are computed by this call, and are the largest tensor of most models.
     pub fn logits(&self) -> Tensor<3> {
         self.parts.logits()
     }
@@ -119,13 +120,13 @@ pub struct CustomLossCall {
 }
 
 impl CustomLossCall {
-    /// For one micro-batch.
+    /// The call of the loss for one micro-batch.
     pub fn new(loss: Arc<dyn CustomLoss>) -> Self {
         let figures = loss.figures().iter().map(|name| (*name, (0.0, 0.0))).collect();
         Self { loss, figures: Arc::new(Mutex::new(figures)), is_used: Arc::default() }
     }
 
-    /// The loss of what a head can compute.
+    /// Loss from the outputs that a head can compute.
     pub fn loss_sum(&self, batch: &Batch, mode: Mode, parts: &dyn OutputParts) -> Tensor<1> {
         self.is_used.store(true, Ordering::Relaxed);
         self.loss.loss_sum(&ModelOutputs { batch, mode, parts, figures: &self.figures })

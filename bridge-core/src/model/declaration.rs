@@ -239,7 +239,7 @@ impl Initial {
 pub struct Declaration {
     /// Dotted name, unique in the model.
     pub name: String,
-    /// Shape of what this rank holds.
+    /// Shape of this rank's shard.
     pub shape: Vec<usize>,
     /// Placement in the whole parameter.
     pub placement: Placement,
@@ -276,9 +276,9 @@ impl Declaration {
         self.shape.iter().product()
     }
 
-    /// True if the values are float32 whatever dtype the model's parameters have. Such a parameter
-    /// is not trained, is in no bucket, and is whole on each rank that has it, even if parameters
-    /// are sharded.
+    /// True if the values are always float32, for any dtype of the model's parameters. Such a
+    /// parameter is not trained, is in no bucket, and is whole on each rank that has it, even if
+    /// parameters are sharded.
     pub fn is_float32(&self) -> bool {
         matches!(self.role, ParameterRole::ExpertBias | ParameterRole::CastState)
     }

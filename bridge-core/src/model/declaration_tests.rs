@@ -99,7 +99,7 @@ fn a_released_parameter_is_not_read() {
     let batch = Batch::new(&micro_batch(1, 4, 0), &Device::flex().autodiff());
     let context = ForwardContext::new(&batch, Mode::Evaluate);
     let input = || Boundary::hidden_states(Tensor::<3>::ones([1, 4, HIDDEN], &Device::flex().autodiff()));
-    // The other layer has what it needs.
+    // The other layer's parameters are present.
     chunk.forward_segment(1, input(), &context);
     for chunk in [&chunk, &chunk.inference()] {
         let read = catch_unwind(AssertUnwindSafe(|| chunk.forward_segment(2, input(), &context)));

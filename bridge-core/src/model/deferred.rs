@@ -30,7 +30,7 @@ impl DeferredParameters {
         self.lock().remove(name)
     }
 
-    /// Name of a parameter that nobody has taken, the first in alphabetical order.
+    /// Name of the alphabetically first parameter that has not been taken.
     pub fn first(&self) -> Option<String> {
         self.lock().keys().next().cloned()
     }

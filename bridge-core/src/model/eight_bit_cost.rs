@@ -1,5 +1,5 @@
-//! Memory that layers with 8-bit products keep and use in backward. They cost as many FLOPs as
-//! others, and plans count them as emulated in float32.
+//! Memory that layers with 8-bit products keep and use in backward. Their FLOPs are those of other
+//! layers, and plans assume emulation in float32.
 
 use bridge_kernels::Fp8Scaling;
 
@@ -26,7 +26,7 @@ impl Workload {
     }
 
     /// Codes and scales of an input, where it is kept so: on the CPU, for a weight gradient in 8
-    /// bits. A GPU keeps what it was given.
+    /// bits. A GPU keeps the inputs in their dtype.
     fn codes(&self, elements: u64) -> Option<u64> {
         let rule = self.eight_bits.map(|layer| layer.rule)?;
         let scales = match rule.scaling {

@@ -45,7 +45,7 @@ pub struct NotingLayer {
 pub struct EightBitProducts {
     /// Scales of input, weight and gradient, if they come from earlier steps.
     scales: Option<Param<Tensor<1>>>,
-    /// `[3, steps]`: what the scales are made of. Not read here.
+    /// `[3, steps]`: amax history that the scales are computed from. Not read here.
     history: Option<Param<Tensor<2>>>,
     #[module(skip)]
     rule: Fp8Rule,
@@ -70,9 +70,9 @@ impl EightBitProducts {
 
     /// `x w^T + bias`, see [`fp8_linear`].
     pub fn linear<const D: usize>(&self, x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option<Tensor<1>>) -> Tensor<D> {
-        // They stay where they are: a GPU would be waited for in each layer.
+        // Scales stay on the device: reading them would synchronize with the GPU in each layer.
         let scales = self.scales.as_ref().map(|scales| scales.val().without_autodiff());
-        // What evaluation sees does not change how the model is trained.
+        // Evaluation does not record magnitudes, so that it does not change training.
         let is_noted = self.scales.is_some() && self.pass.get().is_some();
         let maxima = is_noted.then(|| Arc::clone(&self.maxima));
         fp8_linear(x, weight_oi, bias_o, &Fp8Pass { rule: self.rule, scales, maxima })

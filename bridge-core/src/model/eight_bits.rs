@@ -16,7 +16,7 @@ pub(super) struct EightBits {
     layer: EightBitLayer,
     /// Numbers of the layers that have them, of the model's own.
     layers: Range<usize>,
-    /// Layers of the model; those behind them, of multi-token prediction, have 8-bit products too.
+    /// Layers of the model; those after them, of multi-token prediction, have 8-bit products too.
     count: usize,
     /// True if a linear layer in 8 bits was declared.
     is_met: AtomicBool,

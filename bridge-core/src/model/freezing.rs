@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Adapter, Declaration, ModelBuildError};
 
-/// The setting.
 const KEY: &str = "model.freeze_parameters";
 
 /// Freezes the parameters whose names match a pattern, and leaves all else to another adapter, if
@@ -17,7 +16,7 @@ pub(super) struct Freezing {
     met: Mutex<Met>,
 }
 
-/// Declarations so far.
+/// Patterns and parameters of the declarations so far.
 #[derive(Debug, Default)]
 struct Met {
     /// The patterns that a parameter was found for.

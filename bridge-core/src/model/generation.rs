@@ -1,4 +1,5 @@
-//! State of the layers in generation (KV cache, SSM state). Nothing here reads its content.
+//! State of the layers in generation (KV cache, SSM state). This file does not read the content of
+//! the state.
 
 use std::any::{Any, type_name};
 use std::fmt;

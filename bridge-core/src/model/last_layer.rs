@@ -45,7 +45,7 @@ impl LastLayer {
         linear(x_btc, self.weight.val(), self.bias.as_ref().map(Param::val)).cast(FloatDType::F32)
     }
 
-    /// Rate of the dropout on what [`outputs`](Self::outputs) reads.
+    /// Rate of the dropout on the input of [`outputs`](Self::outputs).
     pub fn dropout(&self) -> f64 {
         self.dropout
     }

@@ -9,8 +9,8 @@ use bridge_kernels::MaxLogit;
 /// Name of a value and global number of the layer it comes from.
 pub type LayerMetric = (&'static str, usize);
 
-/// Losses that routers report, by their names on the console; a model that has none of a kind
-/// reports none.
+/// Names of the losses that routers report, as on the console. A model reports only the losses that
+/// it has.
 pub const ROUTER_LOSSES: [&str; 4] =
     ["load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"];
 
@@ -27,9 +27,9 @@ pub const ATTENTION_LOGIT: &str = "max_attention_logit";
 
 /// Values by name and layer of one micro-batch.
 ///
-/// A layer that reports again, because it is recomputed, replaces what it reported. Values of
-/// routers are those of all ranks that share the micro-batch (tensor and context parallel ones):
-/// the caller averages over the others. A sum with its number of summands may be one rank's.
+/// If a recomputed layer reports again, its new value replaces the old one. Values of routers cover
+/// all ranks that share the micro-batch (tensor and context parallel ones): the caller averages
+/// over other ranks. A sum with its number of summands may be one rank's.
 #[derive(Debug, Default)]
 pub struct LayerMetrics {
     values: Mutex<BTreeMap<LayerMetric, Vec<f64>>>,
@@ -39,18 +39,18 @@ pub struct LayerMetrics {
     scores: Option<Mutex<BTreeMap<usize, Arc<MaxLogit>>>>,
 }
 
-/// Values by name, layer and micro-batch of a step: what the layers of a micro-batch may know of
-/// those before it.
+/// Values by name, layer and micro-batch of a step. They give the layers access to the values of
+/// earlier micro-batches.
 #[derive(Debug, Default)]
 pub struct StepValues(Mutex<BTreeMap<LayerMetric, BTreeMap<usize, Vec<f64>>>>);
 
 impl LayerMetrics {
-    /// For micro-batch `number` of a step.
+    /// Collector for micro-batch `number` of a step.
     pub fn of_micro_batch(step: &Arc<StepValues>, number: usize) -> Self {
         Self { step: Some((Arc::clone(step), number)), ..Self::default() }
     }
 
-    /// The same, with the largest attention score of each layer.
+    /// Adds the largest attention score of each layer to the collected values.
     #[must_use]
     pub fn with_attention_scores(self) -> Self {
         Self { scores: Some(Mutex::default()), ..self }
@@ -63,9 +63,9 @@ impl LayerMetrics {
         Some(Arc::clone(scores.entry(layer).or_default()))
     }
 
-    /// The mean of a vector over the micro-batches of the step up to this one, whose own is what
-    /// `own` makes. A layer that is recomputed finds the one of its first time, and `own` is not
-    /// called: whether it is, is the same on all ranks that run a layer together.
+    /// The mean of a vector over the micro-batches of the step up to this one, whose vector `own`
+    /// computes. A recomputed layer finds the vector of its first run, and `own` is not called. All
+    /// ranks that run a layer together agree on whether `own` is called.
     pub fn mean_of_step(&self, name: &'static str, layer: usize, own: impl FnOnce() -> Vec<f64>) -> Vec<f64> {
         let Some((step, number)) = &self.step else {
             return own();
@@ -86,7 +86,7 @@ impl LayerMetrics {
         (0..so_far[0].len()).map(mean).collect()
     }
 
-    /// Notes what layer `layer` (global) has to say of `name`: one number, or one for each expert.
+    /// Records values called `name` of layer `layer` (global): one number, or one for each expert.
     pub fn record(&self, name: &'static str, layer: usize, values: Vec<f64>) {
         self.values.lock().unwrap_or_else(PoisonError::into_inner).insert((name, layer), values);
     }

@@ -12,8 +12,8 @@ use super::{
     ModelChunk, NotingLayer, Replacement, Segment, SegmentOutput,
 };
 
-/// Additions to a Burn module that make it a [`ModelChunk`]. Its segments and parameters are those
-/// that its builder declared in a [`ChunkScope`](super::ChunkScope).
+/// Additions to a Burn module that make it a [`ModelChunk`]. The module's builder declares its
+/// segments and parameters in a [`ChunkScope`](super::ChunkScope).
 pub trait Segments: Module + 'static {
     /// See [`ModelChunk::boundary`].
     fn boundary(&self, index: usize, batch: &Batch) -> Vec<BoundaryTensor>;
@@ -85,11 +85,11 @@ impl Released {
 }
 
 impl<M: Segments> ModuleChunk<M> {
-    /// Joins `module` to what was declared while it was built.
+    /// Joins `module` to the declarations made while it was built.
     ///
     /// # Errors
-    /// If a parameter of the module was not declared, or one that was declared is not there: the
-    /// error names it.
+    /// If a parameter of the module was not declared, or a declared parameter is missing; the error
+    /// names the parameter.
     pub fn new(module: M, declarations: Declarations) -> Result<Self, ModelBuildError> {
         let mut fields = Fields::default();
         module.visit(&mut fields);
@@ -115,8 +115,8 @@ impl<M: Segments> ModuleChunk<M> {
         Ok(*(chunk as Box<dyn Any>).downcast().expect("it was looked at"))
     }
 
-    /// The chunk with what `f` makes of its module: the same parameters with any values, of which
-    /// `f` may freeze some (`Param::set_require_grad`).
+    /// The chunk with its module mapped by `f`, which must keep the parameters but may change their
+    /// values, of which `f` may freeze some (`Param::set_require_grad`).
     ///
     /// # Errors
     /// If the parameters are not those that were declared, by id and shape, or one that the chunk
@@ -380,7 +380,7 @@ impl ModuleMapper for Mapper<'_, '_, '_> {
     }
 }
 
-/// Properties that a parameter keeps, whatever its value becomes.
+/// Properties of a parameter that do not change with its value.
 struct Form<const D: usize> {
     dims: [usize; D],
     dtype: DType,
@@ -401,7 +401,7 @@ impl<const D: usize> Form<D> {
     fn filled(self, name: &str, replacement: Replacement) -> Tensor<D> {
         let replaced: Tensor<D> = match replacement {
             Replacement::Value(value) => value.reshape(self.dims),
-            // A value is kept without this: what is kept here is released.
+            // `Kept` arrives here only for a released parameter, which stays released.
             Replacement::Released | Replacement::Kept => released(self.dims, &self.device, self.dtype),
         };
         debug_assert_eq!(replaced.dtype(), self.dtype, "what {name} became has another dtype");
@@ -409,8 +409,8 @@ impl<const D: usize> Form<D> {
     }
 }
 
-/// A parameter's shape without its memory: one element, seen as many, that reads as NaN, so that a
-/// use nobody declared is seen in the loss. Without autodiff.
+/// A parameter's shape without its memory: one NaN expanded to the shape, so that an undeclared use
+/// makes the loss NaN. Without autodiff.
 ///
 /// # Shapes
 /// `dims`.

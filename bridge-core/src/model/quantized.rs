@@ -1,5 +1,5 @@
-//! Weights of frozen linear layers and tables that are held quantised: the parameter of the module
-//! keeps its shape and has no memory, its values are here.
+//! Quantised weights of frozen linear layers and tables. The parameter of the module keeps its
+//! shape and has no memory; its values are stored here.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

@@ -1,4 +1,4 @@
-//! A registered kind is asked about its model while a recipe is checked.
+//! Checking a recipe calls the registered kind's own check of its model.
 
 use super::{ModelBuildError, ModelBuilder, ModelConfig, ModelRegistry};
 use crate::config::{Format, Kind, Kinds, TransformerConfig, World, load_text};

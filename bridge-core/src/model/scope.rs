@@ -62,8 +62,9 @@ impl ChunkScope {
         Self(Rc::new(Shared { place, adapter, values, table: RefCell::default() }))
     }
 
-    /// The next segment. What is declared in the scope returned is used by it, and counted as what
-    /// a segment of this role mostly has unless a block says otherwise ([`Scope::component`]).
+    /// Opens the next segment. The segment uses the parameters declared in the returned scope. They
+    /// are counted in the usual component of this role, unless a block chooses another
+    /// ([`Scope::component`]).
     pub fn segment(&self, role: SegmentRole, layer: Option<usize>) -> Scope {
         let mut table = self.0.table.borrow_mut();
         table.segments.push(Segment { role, layer });
@@ -125,8 +126,8 @@ impl Scope {
         Self { component, ..self.clone() }
     }
 
-    /// The same place in layer number `layer` (global): where a segment has layers of its own
-    /// besides what it is named for.
+    /// The same place in layer number `layer` (global): for layers inside a segment of another
+    /// name.
     #[must_use]
     pub fn of_layer(&self, layer: usize) -> Self {
         Self { layer: Some(layer), ..self.clone() }
@@ -213,8 +214,8 @@ impl Scope {
         self.shared.table.borrow_mut().add_use(name, self.segment);
     }
 
-    /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes what this
-    /// rank holds of it.
+    /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes this
+    /// rank's shard.
     ///
     /// # Panics
     /// If it is declared already, or its shape does not divide as `cut` wants it.
@@ -368,7 +369,7 @@ impl Values {
                 Tensor::from_data(TensorData::new(values, local), (device, dtype))
             }
         };
-        // What is whole on each rank is made at once.
+        // Parameters that are whole on each rank are not deferred.
         let value = match self.deferred.as_ref().filter(|_| !declaration.is_float32()) {
             None => match quantized {
                 None => make(&self.device),

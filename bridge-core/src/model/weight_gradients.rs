@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::Tensor;
 
-/// The weight part of one backward pass: what a linear layer leaves undone while other pipeline
-/// stages wait for the gradient of its input (Qi et al. 2024, zero-bubble pipeline parallelism).
+/// The weight part of one backward pass, which a linear layer defers while other pipeline stages
+/// wait for the gradient of its input (Qi et al. 2024, zero-bubble pipeline parallelism).
 ///
 /// Clones share the content: a layer keeps one in its backward closure.
 #[derive(Clone, Default)]
@@ -24,7 +24,7 @@ impl WeightGradientStore {
         self.lock().push(Deferred { parameter: parameter.to_owned(), compute: Box::new(compute) });
     }
 
-    /// Computes what was deferred, in that order, and empties the store.
+    /// Computes the deferred gradients in order, and empties the store.
     pub fn compute(&self, on_gradient: &mut dyn FnMut(&str, Tensor<1>)) {
         let deferred = std::mem::take(&mut *self.lock());
         for Deferred { parameter, compute } in deferred {

@@ -1,5 +1,5 @@
 //! Assignment of parameters to buckets for data-parallel reductions, and of each parameter's ranges
-//! to ranks. Pure layout; nothing is sent here.
+//! to ranks. This file only computes layouts and does not communicate.
 //!
 //! A bucket's elements lie rank by rank: first, of every parameter in it, the range of rank 0, then
 //! those of rank 1, and so on, each rank's part padded to the same length. So a reduce-scatter of
@@ -17,8 +17,8 @@ pub fn owned_range(num_elements: usize, rank: usize, ranks: usize) -> Range<usiz
     cut(rank)..cut(rank + 1)
 }
 
-/// Elements of the largest of `ranks` parts where each parameter is cut as [`owned_range`] cuts it:
-/// what every part is padded to.
+/// Elements of the largest of `ranks` parts if [`owned_range`] divides each parameter. Every part
+/// is padded to this length.
 pub fn padded_part(parameters: impl Iterator<Item = usize>, ranks: usize) -> usize {
     let (mut even, mut uneven) = (0, Vec::new());
     for num_elements in parameters {
@@ -76,11 +76,11 @@ pub struct BucketEntry {
     pub name: String,
     /// Number of elements.
     pub num_elements: usize,
-    /// For each rank: where its range of the parameter starts in the bucket.
+    /// Start of each rank's range of the parameter in the bucket.
     starts: Vec<usize>,
 }
 
-/// Parameters that are gathered, and whose gradients travel, together.
+/// Parameters that are gathered together, and whose gradients are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bucket {
     /// Over which ranks it is reduced.
@@ -187,12 +187,12 @@ pub fn code_len(part_len: usize) -> usize {
     part_len.next_multiple_of(4)
 }
 
-/// Over how many ranks each kind of parameter is divided.
+/// Number of ranks over which each kind of parameter is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardCounts {
-    /// For dense parameters.
+    /// Number of shards of dense parameters.
     pub dense: usize,
-    /// For experts.
+    /// Number of shards of experts.
     pub expert: usize,
 }
 
@@ -220,17 +220,17 @@ pub enum BucketRule {
         /// Elements of the largest bucket, but for its last parameter.
         max_elements: usize,
     },
-    /// When all parameters of a segment are in it.
+    /// A bucket ends with the last parameter of a segment.
     Segment,
 }
 
-/// To what the elements of a bucket are filled up.
+/// Padding of a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BucketPadding {
-    /// To as many for each rank.
+    /// Parts of the same length for each rank.
     #[default]
     EqualParts,
-    /// To a multiple of 2^16 as well, for which communication libraries choose their fastest
+    /// Also to a multiple of 2^16, for which communication libraries choose their fastest
     /// algorithms.
     HighBandwidth,
 }
@@ -256,9 +256,9 @@ const UNIT: usize = 1 << 16;
 pub struct BucketLayout {
     /// When a bucket is closed.
     pub rule: BucketRule,
-    /// To what it is filled up.
+    /// Padding of the bucket.
     pub padding: BucketPadding,
-    /// Over how many ranks it is divided.
+    /// Number of ranks that share the bucket.
     pub counts: ShardCounts,
 }
 
@@ -329,8 +329,8 @@ fn groups(parameters: &[BucketParameter], rule: BucketRule) -> Vec<Vec<&BucketPa
         }
     };
     let mut groups = Vec::new();
-    // For each kind of replicas, frozen and trained, values and codes, what is in the open bucket,
-    // and how many elements.
+    // The open bucket for each combination of replicas, frozen or trained, and values or codes: its
+    // parameters and number of elements.
     let mut open: [(Vec<&BucketParameter>, usize); 8] = Default::default();
     for parameter in order {
         let kind = 2 * parameter.replicas as usize + usize::from(parameter.is_trained);

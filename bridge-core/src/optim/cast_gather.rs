@@ -1,11 +1,11 @@
-//! Weights that are gathered as codes of 8 bits: what ranks know of their scales, codes of what a
-//! rank owns, and values of what arrives.
+//! Weights that are gathered as 8-bit codes: agreement on scales, encoding of a rank's shard, and
+//! decoding of gathered codes.
 //!
-//! A scale is that of the whole weight on the ranks that divide it: one of earlier steps, which all
-//! of them have, or that of the largest magnitude, on which they agree once for each update. Layers
-//! cast the values that arrive to the same codes with the same scale, so products are those of the
-//! weights themselves, to the bit. Ranks keep the values of what they own, so updates and
-//! checkpoints know nothing of codes.
+//! All ranks that shard a weight use one scale for the whole weight. The scale is known from
+//! earlier steps, or comes from the largest magnitude, on which ranks agree once for each update.
+//! Layers cast the values that arrive to the same codes with the same scale, so products are those
+//! of the weights themselves, to the bit. Ranks keep the values of their shards, so updates and
+//! checkpoints do not use codes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::model::{CAST_SCALES, ReplicaGroup};
 /// Casts of the weights of a bucket in flight, in their order.
 pub(super) type Casts = Vec<WeightCast>;
 
-/// The codes of what a rank owns of a bucket.
+/// Codes of a rank's shard of a bucket.
 #[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
 pub(super) enum Codes {
     OnHost(HostBuffer),
@@ -30,7 +30,7 @@ pub(super) enum Codes {
     OnDevice(Tensor<1>),
 }
 
-/// The largest magnitude of what this rank owns of a weight.
+/// Largest magnitude (amax) of this rank's shard of a weight.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a bucket has a few at a time")]
 enum Noted {
@@ -50,7 +50,7 @@ pub(super) struct CastGather {
     noted: BTreeMap<String, Noted>,
 }
 
-/// The weight whose layer has the scales called `name`, if that is what they are.
+/// The weight of the layer whose scales are the parameter `name`; `None` for other parameters.
 fn weight_of(name: &str) -> Option<String> {
     name.strip_suffix(CAST_SCALES).map(|layer| format!("{layer}weight"))
 }
@@ -64,13 +64,13 @@ impl CastGather {
         }
     }
 
-    /// Weights have changed.
+    /// Drops the agreed magnitudes, because weights have changed.
     pub fn forget(&mut self) {
         self.agreed = None;
     }
 
-    /// The largest magnitudes of what this rank owns of weights whose scales are given, as it sent
-    /// them last. Layers see what codes stand for instead.
+    /// Takes the largest magnitudes of this rank's shards of the weights with given scales, as of
+    /// the last gather. They are recorded here because layers see only decoded values.
     pub fn take_noted(&mut self) -> BTreeMap<String, f32> {
         let (mut largest, mut names, mut there) = (BTreeMap::new(), Vec::new(), Vec::new());
         for (name, noted) in std::mem::take(&mut self.noted) {
@@ -86,8 +86,8 @@ impl CastGather {
         largest
     }
 
-    /// Agrees on what is not agreed upon. All ranks that share weights call this together, with
-    /// what they own.
+    /// Agrees on missing magnitudes. All ranks that share weights call this together, with their
+    /// shards.
     fn agree(&mut self, distribution: &Distribution, owned: &BTreeMap<String, Tensor<1>>) -> Result<(), CommError> {
         if self.agreed.is_none() {
             let mut agreed = BTreeMap::new();
@@ -110,8 +110,9 @@ impl CastGather {
         Ok(())
     }
 
-    /// This rank's part of a bucket, on the device if the values are there and codes travel
-    /// `on_device`, and how its weights are cast. All ranks that share weights call this together.
+    /// This rank's part of a bucket, on the device if the values are there and codes are
+    /// communicated `on_device`, and how its weights are cast. All ranks that share weights call
+    /// this together.
     ///
     /// # Errors
     /// If ranks cannot agree on largest magnitudes.
@@ -133,7 +134,7 @@ impl CastGather {
         if on_device && let Some(codes) = encoded(bucket, rank, values, &casts) {
             self.note(bucket, |place| match WeightCast::largest_on_device(&owned[&bucket.entries[place].name]) {
                 Some(largest) => Noted::OnDevice(largest),
-                // Nothing is of this rank.
+                // This rank owns no element of the weight.
                 None => Noted::OnHost(0.0),
             });
             return Ok((Codes::OnDevice(codes), casts));
@@ -147,8 +148,8 @@ impl CastGather {
         Ok((Codes::OnHost(HostBuffer::U8(part)), casts))
     }
 
-    /// Notes largest magnitudes of the weights of a bucket whose scales are given; `largest` is
-    /// asked by place in it.
+    /// Records the largest magnitudes of the weights of a bucket that have given scales. `largest`
+    /// takes the index of a weight in the bucket.
     fn note(&mut self, bucket: &Bucket, largest: impl Fn(usize) -> Noted) {
         for (place, BucketEntry { name, .. }) in bucket.entries.iter().enumerate() {
             if self.given.contains_key(name) {

@@ -30,7 +30,7 @@ pub(super) struct Place {
     pub num_elements: usize,
     /// False for frozen parameters.
     pub is_trained: bool,
-    /// Whole on each rank, whatever is sharded.
+    /// True if each rank has the whole parameter, even if parameters are sharded.
     is_whole: bool,
     /// The elements that this rank counts for the model; `None` on ranks that hold a copy which
     /// another one counts.
@@ -82,8 +82,8 @@ impl Distribution {
     /// Lays out the parameters of `chunks`. All ranks call this together.
     ///
     /// # Errors
-    /// If first and last stage cannot exchange the names of what they share, or ranks cannot make a
-    /// group of those that hold the same rows.
+    /// If first and last stage cannot exchange the names of shared parameters, or ranks that hold
+    /// the same rows cannot form a group.
     pub fn new(
         chunks: &[Box<dyn ModelChunk>],
         groups: ProcessGroups,
@@ -183,9 +183,9 @@ impl Distribution {
         replica_group(&self.groups, replicas)
     }
 
-    /// The ranks that divide what they hold of a kind among themselves: all replicas, or those of
-    /// one instance of a distributed optimizer. Gradients are reduced here, and where there are
-    /// several instances, over [`Self::instances`] after that.
+    /// The ranks that shard parameters of a kind among themselves: all replicas, or those of one
+    /// instance of a distributed optimizer. Gradients are reduced here, and where there are several
+    /// instances, over [`Self::instances`] after that.
     pub fn shards(&self, replicas: ReplicaGroup) -> &Group {
         shard_group(&self.groups, self.settings.sharding, replicas)
     }
@@ -218,8 +218,8 @@ impl Distribution {
         }
     }
 
-    /// Scales the gradients of parameters without replicas, which nothing was averaged over, as
-    /// reductions scale the others.
+    /// Scales the gradients of parameters without replicas by the factor that reductions apply to
+    /// all other gradients.
     pub(super) fn scale_unreduced(&self, gradients: &mut GradientBuffer) {
         for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
             let scale = self.scale_before(kind);
@@ -234,7 +234,7 @@ impl Distribution {
         }
     }
 
-    /// Factor on the loss of a rank: what an average over the ranks will divide by.
+    /// Factor on the loss of a rank, which undoes the division by an average over ranks.
     pub fn loss_factor(&self) -> f64 {
         match self.settings.average {
             Averaging::InLoss => 1.0,
@@ -249,7 +249,7 @@ impl Distribution {
     }
 
     /// The elements of a parameter that this rank keeps between steps where parameters are sharded;
-    /// `None` where they are not, and for one that is whole all the same.
+    /// `None` where they are not, and for a parameter that is nevertheless whole.
     pub fn shard_range(&self, name: &str) -> Option<Range<usize>> {
         let is_sharded = |place: &&Place| self.settings.sharding == Sharding::Full && !place.is_whole;
         let place = self.places.get(name).filter(is_sharded)?;
@@ -276,8 +276,8 @@ impl Distribution {
     /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks;
     /// `None` if another rank counts it.
     ///
-    /// Each element of the model is counted by exactly one rank of the world, and in the same order
-    /// whatever is sharded.
+    /// Each element of the model is counted by exactly one rank of the world. The order does not
+    /// depend on sharding.
     fn counted(&self, name: &str, gradient: &Tensor<1>) -> Option<Tensor<1>> {
         let Some(place) = self.places.get(name) else {
             return Some(gradient.clone());
@@ -368,8 +368,7 @@ impl Distribution {
         Ok(names.into_iter().collect())
     }
 
-    /// Elements of all parameters of the model, whatever ranks hold them. All ranks call this
-    /// together.
+    /// Elements of all parameters of the model, over all ranks. All ranks call this together.
     ///
     /// # Errors
     /// If ranks cannot add up.
@@ -459,7 +458,7 @@ impl Distribution {
         }
     }
 
-    /// Some elements of a parameter, within what this rank has of its gradient.
+    /// Some elements of a parameter, within this rank's part of its gradient.
     fn elements<'a>(&self, name: &'a str, place: &Place, some: Range<usize>) -> SharedElements<'a> {
         let range = self.range_of(place);
         let some = common(&range, &some);

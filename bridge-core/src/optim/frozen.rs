@@ -1,5 +1,5 @@
-//! Parameters that are not trained and change all the same, as biases of routers and scales of
-//! 8-bit operands do: reading and writing them wherever ranks have them.
+//! Parameters that are not trained but change, as biases of routers and scales of 8-bit operands
+//! do: reading and writing them wherever ranks have them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -14,9 +14,9 @@ use super::packing::Packing;
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationDType {
-    /// float32, whatever the parameters are. One gradient alone is no sum: on GPUs it stays as the
-    /// backward pass produced it until a second one comes. Its bits are those of its float32, so
-    /// nothing that is made of it depends on that.
+    /// float32, for any dtype of the parameters. On GPUs a single gradient keeps the dtype of the
+    /// backward pass until a second one is added. Its value in float32 is the same, so no result
+    /// depends on this.
     Float32,
     /// The dtype the backward pass produced.
     AsComputed,
@@ -38,8 +38,8 @@ pub(super) struct SharedElements<'a> {
 pub(super) struct SharedParameters<'a> {
     /// Elements of each parameter.
     pub parameters: Vec<SharedElements<'a>>,
-    /// Elements that travel: at least those of the parameters, padded so that every rank of the
-    /// world sends as many.
+    /// Elements that are communicated: at least those of the parameters, padded so that every rank
+    /// of the world sends as many.
     pub num_elements: usize,
 }
 
@@ -100,14 +100,15 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), sum);
     }
 
-    /// Makes the sums that wait for others. Without it what they hold is not to be looked at; what
-    /// takes gradients out settles the buffer itself.
+    /// Launches deferred additions. Sums must not be read before; functions that take gradients out
+    /// settle the buffer themselves.
     pub fn settle(&mut self) {
         self.sums.launch();
         self.waiting.clear();
     }
 
-    /// A gradient in the dtype of sums: what is computed with it is rounded to that.
+    /// Casts a gradient to the dtype of sums, so that computations with it are rounded to this
+    /// dtype.
     pub(super) fn as_sum(&self, gradient: Tensor<1>) -> Tensor<1> {
         match self.accumulation {
             AccumulationDType::Float32 => to_float32(gradient),
@@ -238,7 +239,7 @@ impl GradientBuffer {
     }
 }
 
-/// The same in float32.
+/// The tensor in float32.
 pub(super) fn to_float32(x: Tensor<1>) -> Tensor<1> {
     if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
 }

@@ -1,6 +1,6 @@
 //! Optimizer states in host memory, of parameters that are on a device with memory of its own:
-//! which parameters, and how what their updates read comes down. The updates themselves are those
-//! of `slot`, on tensors of the host.
+//! selection of parameters, and transfers of the inputs of their updates. The updates themselves
+//! are those of `slot`, on tensors of the host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -25,13 +25,14 @@ pub struct OffloadSettings {
     pub transfers: Transfers,
 }
 
-/// When what an update in host memory reads comes down.
+/// Timing of the transfers to host memory of an update's inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transfers {
-    /// When its turn has come.
+    /// Inputs are transferred when their update is due.
     #[default]
     InTurn,
-    /// While updates before it are computed (`optimizer.overlap_cpu_optimizer_d2h_h2d`).
+    /// Inputs are transferred while earlier updates are computed
+    /// (`optimizer.overlap_cpu_optimizer_d2h_h2d`).
     Ahead,
 }
 
@@ -106,7 +107,7 @@ impl Offload {
         self.elements
     }
 
-    /// Begins to bring down what updates read, in the order in which they follow.
+    /// Starts the transfers of the inputs of updates to host memory, in the order of the updates.
     pub fn bring_down(&self, all: Vec<Wanted>) -> Arriving {
         match &self.reader {
             Some(reader) if !all.is_empty() => Arriving::ahead(Arc::clone(reader), all),
@@ -125,7 +126,7 @@ pub(super) struct Wanted {
     pub value: Option<Tensor<1>>,
 }
 
-/// The same in host memory.
+/// Inputs of an update in host memory.
 #[derive(Debug)]
 pub(super) struct Arrived {
     pub gradient: Option<Tensor<1>>,
@@ -151,9 +152,9 @@ impl Wanted {
 /// Transfers to host memory.
 #[derive(Debug)]
 pub(super) enum Arriving {
-    /// Read when it is asked for.
+    /// Tensors are read on demand.
     InTurn(BTreeMap<String, Wanted>),
-    /// Read by another thread.
+    /// Another thread reads tensors ahead.
     Ahead {
         reader: Arc<Reader>,
         /// Number of tensors that have not arrived yet.
@@ -227,7 +228,7 @@ impl Reader {
         Self { wanted, arrived: Mutex::new(arrived) }
     }
 
-    /// Asks for something. If the thread has ended, so does who waits for the result.
+    /// Requests a tensor. If the thread has ended, waiting for the result fails.
     fn ask(&self, wanted: Wanted) {
         drop(self.wanted.send(wanted));
     }

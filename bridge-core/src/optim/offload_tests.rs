@@ -42,7 +42,7 @@ struct Found {
     norm: f64,
 }
 
-/// Four steps, the third without a gradient of the first parameter; behind the second the state
+/// Four steps, the third without a gradient of the first parameter; after the second the state
 /// goes through a save, and on with `then`.
 fn trained(
     (algorithm, dtype): &(Algorithm, FloatDType),

@@ -60,11 +60,11 @@ pub struct StepOutcome {
 pub(super) struct Trained {
     /// Index of the parameter's group.
     group: usize,
-    /// The shape of what this rank's model holds of it.
+    /// Shape of this rank's shard of the parameter.
     shape: Vec<usize>,
 }
 
-/// A rule needs whole parameters, and a run cuts them.
+/// The optimizer rule needs whole parameters, but the run shards them.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "optimizer.optimizer = {rule}: its update needs whole parameters, which are not gathered for it, and {parameter} is divided over {ranks} \
@@ -267,7 +267,7 @@ impl Optimizer {
         Ok(StepOutcome { success: true, grad_norm, num_zeros })
     }
 
-    /// Makes the updates of the step that wait for others: what they return may be read then.
+    /// Launches the batched updates of the step. Their results may be read afterwards.
     fn finish_batch(&mut self) {
         if let Some(batch) = self.batch.take() {
             batch.finish();
@@ -307,7 +307,8 @@ impl Optimizer {
         magnitudes.scales(formats, &self.distribution)
     }
 
-    /// Begins to bring down what the updates in host memory read of what `visit` hands on.
+    /// Starts the transfers to host memory of the gradients and parameters that offloaded updates
+    /// read; `visit` enumerates them.
     fn bring_down(&self, gradients: &mut GradientBuffer, visit: &mut dyn FnMut(&mut Look<'_>)) -> Arriving {
         let mut all = Vec::new();
         if !self.offload.is_empty() {
@@ -379,7 +380,7 @@ impl Optimizer {
         let gradient = gradient.map(match value.dtype() {
             _ if algorithm.formats.is_some() => as_taken,
             DType::F32 => to_float32,
-            // What updates it widens 16 bits itself.
+            // The update rule widens 16-bit gradients itself.
             _ => std::convert::identity,
         });
         let gradient = gradient.unwrap_or_else(|| zeros_like(&value));
@@ -464,7 +465,7 @@ impl Optimizer {
     }
 }
 
-/// Refuses what cuts the parameters of a rule that needs them whole.
+/// Refuses layouts that shard the parameters of a rule that needs whole ones.
 pub(super) fn refuse_cuts<'a>(
     algorithm: &Algorithm,
     mut parameters: impl Iterator<Item = &'a Declaration>,

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use super::bucket::{Bucket, BucketEntry, owned_range};
 use super::flat::part;
 
-/// Positions of tensors that fill a bucket, and the dtype in which it travels.
+/// Positions of tensors that fill a bucket, and the dtype in which it is communicated.
 #[derive(Clone, Copy)]
 pub(super) struct Packing<'a> {
     pub device: &'a Device,

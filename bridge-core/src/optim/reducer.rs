@@ -27,19 +27,19 @@ pub enum Wire {
     BFloat16,
 }
 
-/// Norms of a rank's own gradients, computed before ranks sum them, or not.
+/// Selects if norms of a rank's own gradients are computed before ranks sum them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnGradients {
-    /// They are not.
+    /// Norms are not computed.
     Unseen,
-    /// They are, at the cost of one more look at every gradient.
+    /// Norms are computed, at the cost of one more read of every gradient.
     Measured,
 }
 
 /// A part of a rank's own gradients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GradientPart {
-    /// Bucket of a chunk, over all micro-batches: tensors that travel together.
+    /// Bucket of a chunk, over all micro-batches: tensors that are communicated together.
     Bucket {
         /// Index of the chunk.
         chunk: usize,
@@ -60,11 +60,11 @@ impl std::fmt::Display for GradientPart {
     }
 }
 
-/// Place of a reduction.
+/// A reduction in flight.
 enum Reducing {
-    /// In host memory.
+    /// Reduction in host memory.
     OnHost(Request),
-    /// On the device. Whole parameters lie one after the other.
+    /// On the device. Whole parameters are concatenated.
     OnDevice(TensorRequest),
 }
 
@@ -108,9 +108,8 @@ pub struct GradientReducer {
 pub struct ReductionTimes {
     /// From the start of the first reduction to the moment the last result was taken.
     pub in_flight: Duration,
-    /// From the end of backward (or where backward waited, from that moment on) to the moment all
-    /// had arrived: what did not hide behind it. Gradients that come early are unpacked in that
-    /// time.
+    /// Exposed time: from the end of backward, or from the moment at which backward waited, until
+    /// all gradients have arrived. Gradients that arrive early are unpacked in this time.
     pub exposed: Duration,
 }
 
@@ -252,8 +251,8 @@ impl GradientReducer {
         Packing { device: &self.device, dtype }
     }
 
-    /// Ends a micro-batch of a chunk whose gradients are reduced by themselves
-    /// ([`Sharding::divides_gradients`]); they are added to those of the micro-batches before.
+    /// Ends a micro-batch of a chunk if gradients are reduced in each micro-batch
+    /// ([`Sharding::divides_gradients`]). They are added to the gradients of earlier micro-batches.
     ///
     /// [`Sharding::divides_gradients`]: super::Sharding::divides_gradients
     ///
@@ -268,10 +267,9 @@ impl GradientReducer {
         self.complete(of_chunk, gradients)
     }
 
-    /// Starts what has not been started, waits for all, and leaves the reduced gradients in
-    /// `gradients`: whole ones, or where the optimizer is sharded the ranges that this rank owns.
-    /// Where gradients are sharded too, each micro-batch must have been
-    /// [ended](Self::end_micro_batch).
+    /// Starts the remaining reductions, waits for all, and leaves the reduced gradients in
+    /// `gradients`: whole ones, or with a sharded optimizer the ranges that this rank owns. Where
+    /// gradients are sharded too, each micro-batch must have been [ended](Self::end_micro_batch).
     ///
     /// # Errors
     /// If a reduction fails.
@@ -279,7 +277,7 @@ impl GradientReducer {
         let timers = Arc::clone(&self.timers);
         let timer = timers.start("all-grads-sync", TimerLevel::Phase);
         gradients.settle();
-        // Where gradients are sharded every micro-batch has been ended by itself; ending another
+        // If gradients are sharded, each micro-batch has been reduced already; another reduction
         // would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {
             for chunk in 0..self.started.len() {
@@ -307,7 +305,7 @@ impl GradientReducer {
         distribution.complete(gradients, &self.device, &timers)
     }
 
-    /// Waits for reductions and adds what they brought to the reduced gradients.
+    /// Waits for reductions and adds their results to the reduced gradients.
     fn complete(&mut self, reductions: Vec<InFlight>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let first = reductions.first().map(|reduction| reduction.started);
         let backward_ended = Instant::now();

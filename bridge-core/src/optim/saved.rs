@@ -25,10 +25,10 @@ pub struct OptimizerState {
     /// `master.{parameter}` and `{state}.{parameter}` for each state of the rule, to its value,
     /// flat. Cloning shares memory.
     pub tensors: BTreeMap<String, Stored>,
-    /// `master.{parameter}` of masters that are kept as what their parameters have not.
+    /// `master.{parameter}` of masters that are stored as the low bits missing in their parameters.
     pub remainders: BTreeMap<String, Remainders>,
-    /// For each of these tensors, the elements it covers of what this rank's model holds of the
-    /// parameter, flat and row-major. A tensor without an entry covers all.
+    /// Range of each of these tensors in this rank's shard of the parameter, flat and row-major. A
+    /// tensor without an entry covers the whole shard.
     pub ranges: BTreeMap<String, Range<usize>>,
     /// Number of successful steps.
     pub step: u64,
@@ -92,7 +92,7 @@ impl Optimizer {
         if self.offload.has(parameter) { host() } else { device.clone() }
     }
 
-    /// Forgets all state; what is saved follows by [`load_tensor`](Self::load_tensor).
+    /// Drops all state. Call [`load_tensor`](Self::load_tensor) with the saved state next.
     pub fn begin_loading(&mut self, step: u64) {
         self.step = step;
         self.slots.clear();
@@ -123,8 +123,8 @@ impl Optimizer {
     }
 
     /// Restores one saved tensor, as [`load_state`](Self::load_state); false if it belongs to no
-    /// parameter of this optimizer. A master becomes what the optimizer keeps of it at once, where
-    /// `parameter` is what this rank updates of its parameter.
+    /// parameter of this optimizer. A master is converted to the optimizer's format at once;
+    /// `parameter` is the part of its parameter that this rank updates.
     pub fn load_tensor(&mut self, key: &str, stored: Stored, parameter: Option<&Tensor<1>>) -> bool {
         let algorithm = &self.settings.algorithm;
         let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else {
@@ -140,7 +140,7 @@ impl Optimizer {
         match algorithm.rule.states.iter().position(|state| state.name == kind) {
             Some(index) => slot.states[index] = Some(stored),
             None => {
-                // What is not what the parameter was rounded from stays whole until it is.
+                // A master that does not round to the parameter stays whole until the next update.
                 let parameter = parameter.filter(|value| keeps_remainders && value.dtype() == DType::BF16);
                 let remainders = parameter.and_then(|value| Remainders::split(stored.widen(&value.device()), value));
                 slot.master = Some(remainders.map_or_else(|| Master::Whole(Box::new(stored)), Master::Remainders));

@@ -1,5 +1,5 @@
-//! The scales of states that are kept as multiples of one: of the whole parameter, whatever ranks
-//! have parts of it.
+//! Scales of optimizer states that are stored as multiples of a scale. The scale belongs to the
+//! whole parameter, also if several ranks have parts of it.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use burn::tensor::{DType, Tensor};
 use super::Distribution;
 use super::rules::StateFormats;
 
-/// For each parameter of this rank, the scales of its master and states.
+/// Scales of the master and the states of each parameter of this rank.
 pub(super) type Scales = BTreeMap<String, Vec<f32>>;
 
 /// Largest magnitudes of masters and states after a step, by parameter, as far as this rank has

@@ -38,15 +38,15 @@ pub struct DistributionSettings {
     /// When a bucket is closed. Where gradients are divided always after each segment, so that few
     /// are whole at once.
     pub bucket_rule: BucketRule,
-    /// To what a bucket is filled up (`ddp.pad_buckets_for_high_nccl_busbw`).
+    /// Padding of buckets (`ddp.pad_buckets_for_high_nccl_busbw`).
     pub padding: BucketPadding,
     /// Timing of the reduction of gradients.
     pub reduction: Reduction,
-    /// Ranks that divide by the number of ranks.
+    /// Place of the division by the number of ranks.
     pub average: Averaging,
     /// Timing of the gathering of parameters.
     pub gather: Gather,
-    /// As what weights are gathered that their layers cast to 8 bits, where parameters are sharded.
+    /// Gathering format of weights that their layers cast to 8 bits, if parameters are sharded.
     pub cast_weights: CastWeights,
 }
 
@@ -82,7 +82,8 @@ impl Default for DistributionSettings {
 /// Activity of a rank while gradients are reduced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// It waits: once at the end of the step or, where gradients are divided, after each segment.
+    /// The rank waits for the reduction: once at the end of the step or, where gradients are
+    /// divided, after each segment.
     #[default]
     Waiting,
     /// Backward continues (`ddp.overlap_grad_reduce`).
@@ -101,13 +102,13 @@ pub enum Gather {
     DuringForward,
 }
 
-/// As what weights travel that layers cast to 8 bits with one scale.
+/// Gathering format of weights that layers cast to 8 bits with one scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CastWeights {
-    /// As all parameters do.
+    /// Values, as for all other parameters.
     #[default]
     Values,
-    /// As codes, which ranks make of what they own with one scale (`ddp.fp8_param_gather`).
+    /// 8-bit codes, to which ranks cast their shards with one scale (`ddp.fp8_param_gather`).
     Codes,
 }
 

@@ -21,26 +21,26 @@ use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
 /// State of the parameters of a bucket.
 pub(super) enum BucketState {
-    /// In the chunk.
+    /// The chunk has the whole parameters.
     Whole,
-    /// On their way.
+    /// The gather of the parameters is in flight.
     Gathering(Gathering),
     /// Each rank has the ranges it owns.
     Released,
 }
 
-/// By which way.
+/// A gather in flight.
 enum Arriving {
     OnHost(Request),
     OnDevice(TensorRequest),
 }
 
-/// A bucket on its way, and what its parameters are.
+/// A bucket that is being gathered, with its parameters.
 pub(super) struct Gathering {
     request: Arriving,
     device: Device,
     dtype: DType,
-    /// Casts of weights that travel as codes.
+    /// Casts of weights that are gathered as 8-bit codes.
     casts: Casts,
 }
 
@@ -81,9 +81,9 @@ pub struct ShardedParameters {
     pub(super) distribution: Arc<Distribution>,
     /// Ranges that this rank owns, if parameters themselves are sharded.
     pub(super) shards: BTreeMap<String, Tensor<1>>,
-    /// For each chunk and bucket.
+    /// States by chunk and bucket.
     pub(super) states: Vec<Vec<BucketState>>,
-    /// For each chunk and segment the buckets with parameters it uses.
+    /// By chunk and segment, the buckets with parameters that the segment uses.
     uses: Vec<Vec<Vec<usize>>>,
     waited: Duration,
     pub(super) casts: CastGather,
@@ -176,14 +176,13 @@ impl ShardedParameters {
         &self.shards
     }
 
-    /// Makes all parameters whole, for what comes after training. The rank needs the memory for
-    /// all.
+    /// Makes all parameters whole, for use after training. The rank needs memory for all of them.
     ///
     /// # Errors
     /// If they cannot be gathered.
     pub fn make_whole(&mut self, chunks: &mut [Box<dyn ModelChunk>]) -> Result<(), CommError> {
         for (index, chunk) in chunks.iter_mut().enumerate() {
-            // As forward uses them: all ranks gather in one order.
+            // The buckets in the order of their use in forward: all ranks gather in one order.
             let all: Vec<usize> = (0..self.states[index].len()).rev().collect();
             self.gather_values(index, chunk.as_mut(), &all)?;
             self.need_buckets(index, chunk.as_mut(), &all)?;
@@ -191,8 +190,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Starts to gather the values of weights that otherwise travel as codes, which only their
-    /// layers may take for them.
+    /// Starts to gather the values of weights that are otherwise gathered as 8-bit codes, which
+    /// only their layers may take for them.
     fn gather_values(&mut self, index: usize, chunk: &mut dyn ModelChunk, buckets: &[usize]) -> Result<(), CommError> {
         let distribution = Arc::clone(&self.distribution);
         for &number in buckets {
@@ -208,9 +207,9 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Keeps what this rank owns of parameters that were just built, and gives the rest back, where
-    /// parameters are sharded. One whole parameter after the other is in memory; those of
-    /// `deferred` are made for that.
+    /// If parameters are sharded, keeps this rank's shards of newly built parameters, and releases
+    /// the rest. Only one whole parameter at a time is in memory; parameters of `deferred` are made
+    /// here.
     pub fn shard(&mut self, chunks: &mut [Box<dyn ModelChunk>], deferred: &DeferredParameters) {
         if !self.is_full() {
             return;
@@ -230,15 +229,15 @@ impl ShardedParameters {
                 if let Some(range) = distribution.shard_range(name) {
                     shards.insert(name.to_owned(), detached_part(value.clone(), &range));
                 }
-                // What is in no bucket, because it has no replicas or another dtype, stays whole.
+                // Parameters outside buckets (without replicas, or of another dtype) stay whole.
                 if in_buckets.contains(name) { Replacement::Released } else { Replacement::Value(value) }
             });
             self.states[index].fill_with(|| BucketState::Released);
         }
     }
 
-    /// Bytes of the parameters that this rank keeps between steps: all of those of `chunks`, or
-    /// where parameters are sharded what it owns.
+    /// Bytes of the parameters that this rank keeps between steps: all parameters of `chunks`, or
+    /// with sharded parameters the owned shards.
     pub(super) fn kept_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
         let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
         let quantized: BTreeMap<&str, u64> = parameters()
@@ -256,8 +255,8 @@ impl ShardedParameters {
         bytes
     }
 
-    /// Calls `f` with every parameter of `chunks` as this rank keeps it: what it owns of those that
-    /// are sharded, the others whole.
+    /// Calls `f` with every parameter of `chunks` as this rank keeps it: the owned shard of sharded
+    /// parameters, and all other parameters whole.
     pub(super) fn visit_kept(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, &Tensor<1>)) {
         for (name, value) in &self.shards {
             f(name, value);
@@ -267,8 +266,8 @@ impl ShardedParameters {
         }
     }
 
-    /// The largest magnitudes of what this rank owns of weights whose layers see what codes stand
-    /// for, by name, since the last call.
+    /// Takes, by name, the largest magnitudes since the last call of this rank's shards of weights
+    /// that are gathered as codes.
     pub fn take_cast_maxima(&mut self) -> BTreeMap<String, f32> {
         self.casts.take_noted()
     }
@@ -320,7 +319,7 @@ impl ShardedParameters {
         }
         for (index, chunk) in chunks.iter_mut().enumerate() {
             let in_buckets = names_in(distribution.buckets(index));
-            // What is in no bucket is whole.
+            // Parameters outside buckets are whole.
             let names = chunk.parameters().iter().map(|declaration| declaration.name.clone()).collect::<Vec<_>>();
             let whole = names.iter().map(String::as_str).filter(|name| !in_buckets.contains(name));
             let whole = whole.filter_map(|name| Some((name, Replacement::Value(updated.get(name)?.clone()))));
@@ -461,13 +460,14 @@ fn concatenate(pieces: &[(Range<usize>, TensorData)], length: usize) -> HostBuff
     }
     match pieces.first().map_or(DType::F32, |(_, data)| data.dtype()) {
         DType::BF16 => fill(pieces, length, |value: &bf16| *value).into(),
-        // Nothing is computed on the way: 16 bits travel as they are.
+        // float16 is sent as the bits of a bfloat16, because nothing computes with the values on
+        // the way.
         DType::F16 => fill(pieces, length, |value: &f16| bf16::from_bits(value.to_bits())).into(),
         _ => fill(pieces, length, |value: &f32| *value).into(),
     }
 }
 
-/// For each segment of a chunk the buckets with parameters it uses.
+/// By segment of a chunk, the buckets with parameters that the segment uses.
 fn buckets_of_segments(chunk: &dyn ModelChunk, buckets: &[Bucket]) -> Vec<Vec<usize>> {
     let entries = buckets
         .iter()

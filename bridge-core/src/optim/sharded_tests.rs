@@ -80,7 +80,8 @@ fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: Distr
     train_with(algorithm, ranks, 1, dtype, settings, None)
 }
 
-/// Through copies in host memory, or in the memory itself; and what gradients travel in.
+/// Transfer through copies in host memory or in shared device memory, and dtype of gradients in
+/// transfer.
 type Travel = (Devices, Wire);
 
 const BY_HOST: Travel = (Devices::Apart, Wire::Float32);
@@ -163,7 +164,7 @@ fn train_by(
             assert!(outcome.success);
             norms.push(outcome.grad_norm);
             if step == 1 {
-                // A run that is interrupted goes on with what it saved.
+                // An interrupted run resumes from its saved state.
                 let whole = whole_state(&mut optimizer, &mut chunks)?;
                 assert!(optimizer.load_state(whole).is_empty());
             }
@@ -206,7 +207,7 @@ fn sharding_changes_no_bit() {
             (Sharding::Full, BucketRule::One, waiting),
             (Sharding::Full, BucketRule::One, overlapped),
         ] {
-            // Where the padding is more than what is padded, too.
+            // Includes padding that is longer than the data.
             let padding = match reduction {
                 Reduction::Waiting => BucketPadding::EqualParts,
                 Reduction::DuringBackward if sharding.divides_state() => BucketPadding::HighBandwidth,

@@ -19,7 +19,7 @@ pub(super) fn replica_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &
     }
 }
 
-/// The ranks that share a model and hold copies of what of it is not cut.
+/// Ranks that share a model and hold copies of its unsharded parameters.
 pub(super) fn copy_group(groups: &ProcessGroups, replicas: ReplicaGroup) -> &Group {
     match replicas {
         ReplicaGroup::Dense => groups.tensor(),

@@ -29,8 +29,8 @@ impl Slot {
         states + self.master.as_ref().map_or(0, Master::bytes)
     }
 
-    /// Bytes of what is in the memory of this process: all on the CPU; with a GPU what is
-    /// offloaded, and formats that are kept there always.
+    /// Bytes in host memory. On the CPU these are all bytes; with a GPU, offloaded state and
+    /// formats that are always stored in host memory.
     pub fn host_bytes(&self) -> u64 {
         let of_stored = |stored: &Stored| if stored.address().is_some() { stored.bytes() } else { 0 };
         let of_master = |master: &Master| match master {
@@ -46,14 +46,14 @@ impl Slot {
         !matches!(self.master, Some(Master::Whole(_)))
     }
 
-    /// The float32 value, where there is a master; `parameter` is what it was rounded to.
+    /// The float32 value, if there is a master; `parameter` is the rounded master.
     pub fn master_value(&self, parameter: &Tensor<1>) -> Option<Tensor<1>> {
         self.master.as_ref().map(|master| master.widen(parameter))
     }
 
-    /// Updates the states, which are kept as the rule declares them, by itself or as one of a
-    /// batch. Returns the new value in float32, and of a parameter in 16 bits in its dtype too,
-    /// where a batch makes that. The gradient is float32, or of 16 bits where the parameter is.
+    /// Updates the states, which are stored as the rule declares them, alone or as part of a batch.
+    /// Returns the new value in float32. For a 16-bit parameter, a batch may also return the value
+    /// in the parameter's dtype. The gradient is float32, or 16-bit if the parameter is.
     pub fn update(
         &mut self,
         algorithm: &Algorithm,
@@ -110,7 +110,7 @@ impl Slot {
         scales: &[f32],
     ) -> Tensor<1> {
         let values = self.values(formats, parameter);
-        // Nobody else holds them, so that they can be updated in place.
+        // Drop other references to the states, so that they can be updated in place.
         (self.master, self.states) = (None, Vec::new());
         let update = algorithm.update.reduced().expect("only rules that have one keep formats");
         let ReducedValues { parameter, master, states } = update.update(values, gradient, step, formats, scales);

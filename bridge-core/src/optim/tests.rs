@@ -90,7 +90,7 @@ pub(super) fn formats() -> [(StateFormats, FloatDType); 4] {
     ]
 }
 
-/// Some steps, and what there is then.
+/// Runs some steps. Returns the chunks and the optimizer.
 fn steps(algorithm: rules::Algorithm, dtype: FloatDType, number: usize) -> (Vec<Box<dyn ModelChunk>>, Optimizer) {
     let mut chunks = vec![toy(2, dtype)];
     let mut current = optimizer(algorithm, &chunks);
@@ -145,7 +145,7 @@ fn remainders_change_no_bit_of_twenty_steps() {
 fn states_saved_in_other_formats_go_on() {
     let adam = rules::tests::adam();
     let kept = formats().map(|(formats, _)| adam.clone().keeping(formats));
-    // Remainders want bfloat16; all others do with it.
+    // Remainders need bfloat16, and all other formats support it.
     for from in std::iter::once(&adam).chain(&kept) {
         for to in std::iter::once(&adam).chain(&kept) {
             let (mut chunks, saved) = steps(from.clone(), FloatDType::BF16, 3);

@@ -14,7 +14,7 @@ use crate::optim::{Sharding, Transfers};
 /// Rates of devices and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Peak of one device, in TFLOP/s: what MFU is a share of.
+    /// Peak of one device, in TFLOP/s. MFU is relative to it.
     pub device_tflops: f64,
     /// Share of the peak that matrix products reach, `0..=1`.
     pub device_efficiency: f64,
@@ -26,7 +26,7 @@ pub struct Rates {
     pub ranks_per_node: usize,
     /// Memory bandwidth of a device, in gigabytes per second; infinite leaves that time out.
     pub memory_gigabytes: f64,
-    /// Until an operation between ranks begins to send, in seconds.
+    /// Startup latency of an operation between ranks, in seconds.
     pub message_seconds: f64,
     /// Rate of a device to host memory, and from it at the same time, in gigabytes per second;
     /// infinite leaves that time out.
@@ -61,15 +61,15 @@ pub struct Estimate {
     pub exposed_seconds: f64,
     /// Waiting in the pipeline's bubble.
     pub bubble_seconds: f64,
-    /// Updating parameters: gradients and states are read, states written, and what
-    /// `transfer_seconds` says.
+    /// Updating parameters: gradients and states are read, states are written, and
+    /// `transfer_seconds` is added.
     pub update_seconds: f64,
     /// Time of the update that waits for transfers of gradients and parameters to host memory and
     /// back, if optimizer states are there (`optimizer.optimizer_cpu_offload`). The host's
     /// computation is not counted, because its memory bandwidth is not a property of the device.
     pub transfer_seconds: f64,
-    /// Waiting for gradients and parameters of replicas, less what `overlap_grad_reduce` and
-    /// `overlap_param_gather` hide.
+    /// Exposed communication of gradients and parameters over replicas, after overlap by
+    /// `overlap_grad_reduce` and `overlap_param_gather`.
     pub replica_seconds: f64,
     /// Tokens of all ranks in a second.
     pub tokens_per_second: f64,
@@ -137,13 +137,13 @@ fn of_stage(setup: &Setup<'_>, rates: &Rates, links: &Links, stage: &StagePlan) 
         match traffic.kind {
             TrafficKind::Gradients => reduction += time,
             TrafficKind::Parameters => gather += time,
-            // Receives are posted ahead, and sends end behind computation.
+            // Receives are posted early, and sends overlap with computation.
             TrafficKind::Pipeline => {}
             _ => seconds.exposed += time,
         }
     }
-    // What is reduced or gathered once hides behind one micro-batch; what moves with each, behind
-    // each.
+    // A reduction or gather of once a step overlaps with one micro-batch; one in each micro-batch
+    // overlaps with each of them.
     let hidden = |time: f64, behind: f64, times: f64| (time - behind * times).max(0.0);
     let times = |is_each: bool| if is_each { microbatches } else { 1.0 };
     if setup.config.ddp.overlap_grad_reduce {
@@ -172,7 +172,7 @@ fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
 /// Rate of each group's links: the rate inside a node for groups that never leave theirs.
 struct Links {
     world: f64,
-    /// By [`GroupKind::ALL`].
+    /// Indexed like [`GroupKind::ALL`].
     mesh: Vec<f64>,
     row_copies: f64,
 }

@@ -1,8 +1,8 @@
-//! GPUs that plans know by name: what their makers' data sheets say, and what of it a training run
-//! gets. Data only.
+//! GPUs that plans know by name: figures of their data sheets, and the share that a training run
+//! reaches. Data only.
 //!
-//! Peaks are dense, without sparsity. Memory is what the driver reports. A link's rate is that of
-//! one direction. Sources, by maker:
+//! Peaks are dense, without sparsity. Memory sizes are as the driver reports them. A link's rate is
+//! that of one direction. Sources, by maker:
 //! - NVIDIA data sheets of H100 (DS-11151), H200, A100 (DS-10031), L40S, L4, B200 (HGX B200, 8
 //!   GPUs); whitepapers of the Ada and Blackwell GeForce architectures, whose tensor cores add up
 //!   in float32 at half their float16 rate.
@@ -27,7 +27,7 @@ pub struct Gpu {
     pub tflops_32: f64,
     /// Rate of its memory, in GB/s.
     pub memory_gigabytes: f64,
-    /// Rate to the others of its node, in gigabits per second.
+    /// Rate to other GPUs of the node, in gigabits per second.
     pub intra_link_gbps: f64,
     /// Rate to another node, in gigabits per second.
     pub link_gbps: f64,
@@ -42,7 +42,7 @@ pub struct Gpu {
 const RANKS_PER_NODE: usize = 8;
 /// Share of the peak that products and attention reach in a long run. With it the plan gives the
 /// layouts of Llama 3 405B (arXiv:2407.21783, table 4: 38% to 43% on up to 16,384 H100) within
-/// three points of what was published.
+/// three points of the published values.
 const EFFICIENCY: f64 = 0.56;
 /// Share of a link's rate that collectives reach.
 const LINK_EFFICIENCY: f64 = 0.8;

@@ -1,4 +1,4 @@
-//! A plan against what ranks were seen to do.
+//! Comparison of a plan with measurements of ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -40,7 +40,7 @@ pub struct RankMeasurement {
 pub struct Comparison {
     /// True if all figures agree, on every rank of the layout.
     pub matches: bool,
-    /// By pipeline stage.
+    /// Comparisons of the pipeline stages, in their order.
     pub stages: Vec<StageComparison>,
     /// Part of the reduction of gradients that backward hides, by pipeline stage; empty unless the
     /// ranks had links of a given rate.
@@ -56,8 +56,8 @@ pub struct GradientOverlap {
     /// link's rate.
     pub link_seconds: f64,
     /// Seconds of a step from the end of backward to the moment the rank has all reduced gradients;
-    /// the median over the steps. Of ranks that reduce together the one with the least counts: it
-    /// comes last, and the others wait for it with any link.
+    /// the median over the steps. Of the ranks that reduce together, the smallest value counts:
+    /// that rank joins last, and all other ranks wait for it at any speed of the link.
     pub exposed_seconds: f64,
     /// Share of the time on the link that hides behind backward, `0..=1`.
     pub hidden: f64,
@@ -124,8 +124,8 @@ pub struct MemoryComparison {
 }
 
 impl Plan {
-    /// Compares the plan with what all ranks of its layout were seen to do, behind links of
-    /// `link_gbps` gigabits a second if they were.
+    /// Compares the plan with measurements of all ranks of its layout, made with links throttled to
+    /// `link_gbps` gigabits per second if given.
     pub fn compare(&self, ranks: &[RankMeasurement], link_gbps: Option<f64>) -> Comparison {
         let stages: Vec<StageComparison> = self.stages.iter().map(|stage| compare(stage, ranks)).collect();
         let ranks_of_stage = self.layout.world_size / self.layout.pipeline;

@@ -1,9 +1,8 @@
-//! Bytes that a rank of a stage holds at the moment of a step when it holds most, by what they are
-//! for.
+//! Peak memory of a rank of a stage in a step, in bytes, by purpose.
 //!
 //! Backward goes through the segments from the last to the first: activations go, gradients come. A
-//! step of one micro-batch has no sums of gradients yet when its backward begins, so the most is
-//! anywhere between all activations and all gradients. Each moment is counted.
+//! step of one micro-batch has no sums of gradients when its backward begins, so the peak is
+//! anywhere between all activations and all gradients. Every segment is evaluated.
 
 use std::collections::HashSet;
 
@@ -44,13 +43,13 @@ pub struct Memory {
     pub cross_entropy: u64,
     /// Scores of attention; on the CPU, on `train.num_threads` threads (one if that is not set).
     pub attention: u64,
-    /// Gradients on their way between replicas: a bucket, and what arrives of it.
+    /// Gradients in flight between replicas: a bucket and its received part.
     pub reduction: u64,
     /// All of the above.
     pub total: u64,
-    /// Moments, and what makes narrower parameters float32, in host memory where the device is a
-    /// GPU: what `optimizer.optimizer_cpu_offload` moves, and states of 8 bits and remainders,
-    /// which are always there. No part of `total`.
+    /// Moments and master weights in host memory, if the device is a GPU: states that
+    /// `optimizer.optimizer_cpu_offload` moves, and 8-bit states and remainders, which are always
+    /// in host memory. Not part of `total`.
     pub host_optimizer: u64,
 }
 
@@ -74,7 +73,7 @@ impl Memory {
         parts
     }
 
-    /// The same with its sum.
+    /// Fills in the sum.
     fn summed(mut self) -> Self {
         self.total = self.parts().iter().map(|(_, bytes)| bytes).sum();
         self
@@ -99,7 +98,7 @@ pub(super) fn of_stage(setup: &Setup<'_>, stage: usize, activations: u64) -> Mem
         host_optimizer: states.on_host,
         ..Memory::default()
     };
-    // After backward: what replicas exchange, at once or bucket by bucket.
+    // After backward: the buffers of the reduction over replicas, at once or bucket by bucket.
     let bucket = largest_bucket(setup, stage);
     let reducing = Memory { reduction: bucket, ..held }.summed();
     // Before the first micro-batch's backward there are no sums.
@@ -199,7 +198,7 @@ fn moments_of_backward(setup: &Setup<'_>, chunk: &Chunk, most: u64) -> Vec<Momen
         for segment in region.segments.clone().rev() {
             let cost = &chunk.costs[segment];
             fresh += used[segment] * each;
-            // Recompute keeps the input whatever happens.
+            // Recompute always keeps the input.
             let input = if region.recomputed { kept_of(region) } else { 0 };
             let (kept, again) = if region.recomputed { (input, left - input.min(left)) } else { (left, 0) };
             let memory = Memory {
@@ -225,8 +224,8 @@ fn gradients_by_segment(chunk: &Chunk) -> (Vec<u64>, Vec<u64>) {
     let (mut used, mut done) = (vec![0; chunk.costs.len()], vec![0; chunk.costs.len()]);
     for parameter in chunk.declarations.parameters().iter().filter(|parameter| parameter.trainable) {
         let elements = parameter.num_elements() as u64;
-        // The last use comes first in backward, and puts a sum into the buffer that the others are
-        // added to.
+        // The last use comes first in backward, and creates the sum that all other uses are added
+        // to.
         done[parameter.segments[parameter.segments.len() - 1]] += elements;
         parameter.segments.iter().for_each(|segment| used[*segment] += elements);
     }

@@ -6,13 +6,13 @@
 //! "per rank" are given by stage.
 //!
 //! # What is counted
-//! - Parameters, gradients and optimizer state: exactly, by what the model declares
+//! - Parameters, gradients and optimizer state: exactly, from the model's declarations
 //!   ([`crate::model::ModelBuilder::outline`]).
-//! - Activations: what the model's blocks say that backward keeps, as the recompute setting cuts
-//!   the segments. FLOPs are the blocks' too.
-//! - Traffic: the *payload*, what a rank hands to the communicator, as
-//!   [`bridge_dist::comm::counting`] counts it; the bytes that ring algorithms put on the wire
-//!   stand beside it. Expert traffic assumes that the router spreads tokens evenly.
+//! - Activations: the bytes that the model's blocks declare for backward, with segments grouped by
+//!   the recompute setting. FLOPs come from the blocks, too.
+//! - Traffic: the *payload* that a rank passes to the communicator, as
+//!   [`bridge_dist::comm::counting`] counts it, and next to it the bytes on the wire with ring
+//!   algorithms. Expert traffic assumes that the router spreads tokens evenly.
 //!   [`crate::train::measure`] runs a few steps with communicators that count, and
 //!   [`Plan::compare`] compares.
 //! - Time: every byte and FLOP at the rates given, the slowest stage setting the pace. A lower
@@ -114,7 +114,7 @@ impl Plan {
     }
 }
 
-/// Counts what `config` costs, by what its kind of model declares.
+/// Computes the cost of `config` from the declarations of its kind of model.
 ///
 /// # Errors
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot

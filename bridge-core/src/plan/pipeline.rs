@@ -21,7 +21,7 @@ pub enum BubbleSource {
     Formula,
 }
 
-/// The schedule and what it leaves idle.
+/// The schedule and its idle time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pipeline {
     /// The schedule's name.
@@ -50,7 +50,7 @@ pub(super) fn plan(setup: &Setup<'_>) -> Result<Pipeline, PlanError> {
         }
         false => (bubble(kind, shape), BubbleSource::Formula),
     };
-    // GPipe holds everything; the others no more than when their steady state is reached.
+    // GPipe holds all micro-batches; other schedules hold no more than in their steady state.
     let max_in_flight = match kind {
         ScheduleKind::GPipe => vec![shape.num_microbatches; shape.num_stages],
         _ => report.max_in_flight,
@@ -65,7 +65,8 @@ pub(super) fn bubble(kind: ScheduleKind, shape: PipelineShape) -> f64 {
     let work = (shape.num_chunks * shape.num_microbatches) as f64;
     let idle = match kind {
         ScheduleKind::ForwardOnly => return (stages - 1.0) / (work + stages - 1.0),
-        // One unit of idle time where the others have three: forward, and both parts of backward.
+        // One unit of idle time, where other schedules have three: forward, and both parts of
+        // backward.
         ScheduleKind::ZeroBubbleH1 => (stages - 1.0) / 3.0,
         _ => stages - 1.0,
     };

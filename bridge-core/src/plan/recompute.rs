@@ -35,7 +35,7 @@ pub struct Region {
 /// Cuts of the graph besides those of recompute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cuts {
-    /// Nowhere.
+    /// No further cuts.
     #[default]
     AsNeeded,
     /// Between all segments, so that the gradients of one are complete while others still run
@@ -89,9 +89,9 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
 enum Key {
     /// Regions with a kept graph; the segment, if each segment is cut off.
     Kept(Option<usize>),
-    /// They are recomputed together.
+    /// Segments that are recomputed together.
     Recomputed(usize),
-    /// They are recomputed because their parameters do not stay.
+    /// Segments that are recomputed because their parameters are released.
     RecomputedLayer(Option<usize>),
 }
 

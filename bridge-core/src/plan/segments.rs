@@ -1,5 +1,5 @@
-//! The segments of chunks: the regions that recompute cuts them into, their FLOPs, and what
-//! backward keeps of them.
+//! The segments of chunks: their regions with recompute, their FLOPs, and the bytes kept for
+//! backward.
 
 use super::offload::kept;
 use super::recompute::{Region, plan as regions};
@@ -9,12 +9,12 @@ use super::setup::{Chunk, Setup};
 /// Bytes that a chunk keeps of one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChunkActivations {
-    /// From forward to backward.
+    /// Bytes kept from forward to backward.
     pub kept: u64,
     /// Bytes that recomputing a region, or a part of a segment, brings back for the time of its
     /// backward: the largest one.
     pub recomputed: u64,
-    /// From the input part of a split backward to the weight part.
+    /// Bytes kept from the input part of a split backward to the weight part.
     pub deferred: u64,
     /// Kept on the host instead.
     pub moved: u64,
@@ -23,8 +23,8 @@ pub(super) struct ChunkActivations {
     pub returned: u64,
 }
 
-/// The regions of a chunk. Where the model ends and backward comes next, the last region's graph
-/// stays whatever is recomputed.
+/// The regions of a chunk. At the end of the model, if backward comes next, the last region's graph
+/// is kept even with recompute.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
     let cut = regions(chunk.declarations.segments(), &setup.recompute, settings::cuts(setup.config));
     let kept = cut.len().checked_sub(1).filter(|_| chunk.content.loss && setup.schedule.backward_follows_loss());
@@ -74,7 +74,7 @@ pub(super) fn stage_flops(setup: &Setup<'_>, stage: usize) -> f64 {
     for chunk in &setup.stages[stage] {
         for region in chunk_regions(setup, chunk) {
             for cost in &chunk.costs[region.segments] {
-                // Backward costs twice what forward does if all is trained.
+                // Backward costs twice as much as forward if all parameters are trained.
                 let forward = (cost.flops + cost.skipped_flops) / 3.0;
                 total += cost.flops + cost.recomputed_flops + if region.recomputed { forward } else { 0.0 };
             }

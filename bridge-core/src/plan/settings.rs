@@ -1,5 +1,5 @@
-//! From the configuration: how replicas divide what they hold, and where the graphs of chunks are
-//! cut. A plan counts by it, and a run does it.
+//! From the configuration: sharding over replicas, and the cuts of the graphs of chunks. A plan
+//! counts by it, and a run does it.
 
 use super::offload::Offload;
 use super::recompute::{Cuts, Recompute};
@@ -18,7 +18,7 @@ fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
 }
 
 /// Divisor of a chunk's elements at which a bucket is closed by default. The last bucket's transfer
-/// hides behind nothing.
+/// is not overlapped.
 const DEFAULT_PARTS: usize = 16;
 
 /// Distribution of gradients, state and parameters over replicas.
@@ -84,8 +84,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
         (Some(config::RecomputeGranularity::Full), Some(config::RecomputeMethod::Block)) => Recompute::Block { layers },
         (Some(config::RecomputeGranularity::Full), _) => Recompute::Uniform { layers },
         (Some(config::RecomputeGranularity::Selective), _) => {
-            // Segments are the grain: the norm of a part is recomputed with the part. What is
-            // smaller the model's own blocks run again.
+            // Recompute works on whole segments: a segment's norm is recomputed with it. The
+            // model's own blocks recompute smaller parts.
             let mut roles = Vec::new();
             for module in &model.recompute_modules {
                 match module.as_str() {

@@ -16,7 +16,7 @@ use crate::model::{
 use crate::optim::rules::MasterFormat;
 use crate::optim::{DistributionSettings, OffloadSettings, ShardCounts, Sharding};
 
-/// Why there is no plan.
+/// Reason for which no plan can be made.
 #[derive(thiserror::Error)]
 pub enum PlanError {
     /// A setting cannot be counted.
@@ -42,7 +42,7 @@ pub enum PlanError {
     /// The model cannot be built so.
     #[error(transparent)]
     Model(#[from] ModelBuildError),
-    /// The kind of model does not say what it costs.
+    /// The kind of model does not declare its costs.
     #[error(
         "model.kind: expected a kind that declares its costs, found `{kind}`, which can be trained and not planned"
     )]
@@ -102,7 +102,7 @@ pub(super) struct ElementBytes {
     pub activation: u64,
     /// The residual stream between layers.
     pub stream: u64,
-    /// Activations in collectives, which add up no float16: that travels as float32.
+    /// Activations in collectives, which do not sum float16: float16 is communicated as float32.
     pub collective: u64,
     /// Messages between pipeline stages.
     pub pipeline: u64,
@@ -118,7 +118,7 @@ pub(super) struct ElementBytes {
     pub update_reads: u64,
     /// Scales of the optimizer state of one tensor that is beside the parameter.
     pub scales: u64,
-    /// Scales of what of it is in host memory where the device is a GPU.
+    /// Number of these scales that are in host memory if the device is a GPU.
     pub host_scales: u64,
 }
 
@@ -221,7 +221,7 @@ impl<'a> Setup<'a> {
     pub fn batch(&self) -> Batch {
         let micro_batch_size = self.config.train.micro_batch_size as u64;
         let num_microbatches = self.shape.num_microbatches as u64;
-        // What a step really takes, where the batch may be rounded down.
+        // Actual batch of a step, which may be rounded down.
         let global_batch_size = micro_batch_size * num_microbatches * self.layout.data as u64;
         let seq_length = self.model.seq_length as u64;
         Batch {
@@ -246,8 +246,8 @@ impl<'a> Setup<'a> {
         ShardCounts { dense: dense / instances, expert: expert / instances }
     }
 
-    /// Into how many groups of ranks that each shard optimizer state by themselves the replicas are
-    /// divided.
+    /// Number of distributed-optimizer instances: groups of replicas that each hold all shards of
+    /// optimizer state.
     pub fn instances(&self) -> usize {
         if self.sharding().divides_state() { self.config.ddp.num_distributed_optimizer_instances } else { 1 }
     }

@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 pub enum Section {
     /// Getting ready, up to the first step.
     Setup,
-    /// A step of training.
+    /// A training step.
     Step,
-    /// A save.
+    /// Saving a checkpoint.
     Checkpointing,
     /// Anything else, as evaluations.
     OutOfSection,

@@ -10,7 +10,7 @@ mod spiky_loss;
 mod stall;
 pub mod stragglers;
 
-/// Exit code of a run that was told to stop and whose last state could not be saved in time.
+/// Exit code of a run that received a stop request and could not save its last state in time.
 pub const EXIT_CODE_NOT_SAVED_IN_TIME: i32 = 18;
 
 pub use heartbeat::{Heartbeat, Section};

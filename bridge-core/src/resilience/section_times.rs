@@ -1,6 +1,6 @@
-//! Limits of the time that a rank may be in a section: usual ones, or learned from how long
-//! sections took (`ft_state.json`), and what a rank tells the monitor that watches it. Who ends a
-//! rank that is late is not decided here.
+//! Time limits of a rank's sections: defaults, or learned from the durations of sections
+//! (`ft_state.json`), and the messages of a rank to its monitor. Ending a late rank is not part of
+//! this file.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ const LEAST: f64 = 10.0;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SectionLimits {
-    /// From the start to the first step.
+    /// Time from the start to the first step.
     pub setup: f64,
     /// A step.
     pub step: f64,

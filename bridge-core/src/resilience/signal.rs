@@ -1,4 +1,4 @@
-//! Signals as flags that a loop can look at. What happens then (save, exit) is the loop's part.
+//! Signals as flags that a loop can poll. The reaction (save, exit) is up to the loop.
 //!
 //! The action of a signal belongs to the process, so the count of watchers per signal is
 //! process-wide as well; it is the only shared state here.
@@ -86,7 +86,7 @@ pub struct SignalError {
     pub source: io::Error,
 }
 
-/// Says which watched signal arrived; clones share what they know.
+/// Flag with the watched signal that arrived; clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct SignalFlag(Arc<AtomicUsize>);
 
@@ -107,11 +107,11 @@ impl SignalFlag {
     }
 }
 
-/// Watches signals until it is dropped; then they do what they did before.
+/// Watches signals until it is dropped, which restores their previous actions.
 ///
 /// A watched signal only sets the flag. The exception is SIGINT: when any watched signal has
-/// arrived before, Ctrl-C ends the process at once, so that nobody has to wait for a checkpoint
-/// they do not want.
+/// arrived before, Ctrl-C ends the process at once, so that a user need not wait for an unwanted
+/// checkpoint.
 #[derive(Debug)]
 pub struct SignalWatcher {
     flag: SignalFlag,
@@ -122,7 +122,7 @@ impl SignalWatcher {
     /// Starts watching.
     ///
     /// # Errors
-    /// [`SignalError`] when the operating system refuses; nothing is watched then.
+    /// [`SignalError`] when the operating system refuses; then no signal is watched.
     pub fn install(signals: &[Signal]) -> Result<Self, SignalError> {
         let mut watcher = Self { flag: SignalFlag::default(), actions: Vec::new() };
         let is_second = Arc::new(AtomicBool::new(false));

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::rerun::{Finding, RerunStateMachine, Severity, UnexpectedResult, Validation};
 
-/// Values that only teach the detector what is normal.
+/// Number of first values that only train the detector.
 const NUM_LEARNED: u32 = 100;
 
 /// Finds values far above the largest of the first hundred.
@@ -21,8 +21,8 @@ impl SpikyLossDetector {
         Self { factor, num_seen: 0, maximum: 0.0 }
     }
 
-    /// Goes on with what `other` has learned. The factor stays: it is a setting, and what was seen
-    /// is state.
+    /// Continues from the state of `other`. The factor is kept, because it is a setting and not
+    /// state.
     #[must_use]
     pub fn after(self, other: &Self) -> Self {
         Self { factor: self.factor, ..*other }
@@ -62,7 +62,7 @@ pub struct LossChecks {
 }
 
 impl LossChecks {
-    /// Has `machine` validate one loss of the pass in progress; returns what there is to log.
+    /// Has `machine` validate one loss of the pass in progress; returns a finding for the log.
     ///
     /// # Errors
     /// A NaN or infinite loss, when the machine's mode is disabled.

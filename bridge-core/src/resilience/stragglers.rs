@@ -1,5 +1,5 @@
-//! Slow ranks, found by the time that each needs before the others can go on. Figures and words
-//! only; who measures, and what follows, is the loop's.
+//! Detection of stragglers by each rank's own time. This file has only scores and texts; measuring
+//! and acting on them belongs to the loop.
 //!
 //! A rank that waits for a slow one takes as long for a step as the slow one does. So ranks are
 //! compared by the time that is their own: all of a step but their calls of communicators.
@@ -17,16 +17,16 @@ const PAST: usize = 64;
 /// Breakdown of the time of a step on one rank, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
-    /// Working.
+    /// Time of computation.
     pub compute: f64,
-    /// Waiting for its data.
+    /// Time of waiting for data.
     pub data: f64,
-    /// In calls of communicators, which is waiting for other ranks and for links.
+    /// Time in calls of communicators, waiting for other ranks and for links.
     pub communication: f64,
 }
 
 impl RankTimes {
-    /// The time that others may have waited for.
+    /// Time that other ranks may have waited for.
     pub fn own(&self) -> f64 {
         self.compute + self.data
     }
@@ -65,11 +65,11 @@ pub struct RankWindow {
 /// Speed of a rank, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scores {
-    /// As against the ranks of its stage: the time in the middle of theirs, by its own. `None` if
-    /// it is alone there.
+    /// Relative to the ranks of its stage: their median time divided by the rank's own. `None` if
+    /// the rank is alone in its stage.
     pub relative: Option<f64>,
-    /// As against its past, and what became of the others meanwhile: a machine that is slower for
-    /// all slows none. `None` in the first window.
+    /// Relative to its past, divided by the usual change of all ranks of the stage, so that a
+    /// slowdown of all ranks does not count. `None` in the first window.
     pub individual: Option<f64>,
 }
 
@@ -79,7 +79,8 @@ fn scores(windows: &[RankWindow]) -> Vec<Scores> {
     let of_rank = |rank: &RankWindow| {
         let peers = || windows.iter().filter(|other| other.stage == rank.stage);
         let own = sorted(peers().map(|peer| peer.times.own()));
-        // Of two the faster one: a slow rank is no measure of itself.
+        // With two ranks the faster one is the reference, so that a slow rank is not compared with
+        // itself.
         let reference = own[(own.len() - 1) / 2];
         let changes = sorted(peers().filter_map(raw));
         let usual_change = if own.len() > 1 { changes.get(changes.len() / 2).copied() } else { None };
@@ -189,7 +190,7 @@ impl Detector {
 /// Best and worst of ranks with their scores.
 fn extremes(what: &str, scored: &[(usize, f64)], count: usize, num_steps: usize) -> String {
     let mut ranked = scored.to_vec();
-    // Of equals the lower rank comes first.
+    // Among equal scores the lower rank comes first.
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let [best, worst] = ends(&ranked, count, |(rank, score)| format!("rank {rank} {score:.2}"));
     format!("performance of ranks over {num_steps} steps, {what}: best: {best}; worst: {worst}")
@@ -285,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_rank_is_held_against_its_past_and_a_machine_that_slows_all_slows_none() {
-        // Always slower than the others, and just above the threshold; then it gets worse.
+        // A rank that is always slower, just above the threshold, and then gets worse.
         let windows = |last| [rank(0, 0, 1.0, Some(1.0)), rank(1, 0, 1.0, Some(1.0)), rank(2, 1, last, Some(1.0))];
         assert!(named(&windows(1.2)).is_empty());
         assert_eq!(named(&windows(2.0)), [2]);

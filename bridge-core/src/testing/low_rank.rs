@@ -12,18 +12,18 @@ use crate::model::{
 pub struct LowRank {
     /// Rows of `a`.
     pub rank: usize,
-    /// Factor on what is added.
+    /// Factor on the added term.
     pub scale: f64,
     /// Initial value of `b`: with zeros the model's function is unchanged.
     pub start: Initial,
     /// The linear layers that are adapted, by their names.
     pub adapts: fn(&str) -> bool,
-    /// The parameters of the model that are trained all the same, by their names.
+    /// The parameters of the base model that are also trained, by their names.
     pub trains: fn(&str) -> bool,
 }
 
 impl Default for LowRank {
-    /// Rank 3 on all linear layers, beginning with what the model computed; all else is frozen.
+    /// Rank 3 on all linear layers, with no effect at first; all other parameters are frozen.
     fn default() -> Self {
         Self { rank: 3, scale: 0.7, start: Initial::Zeros, adapts: |_| true, trains: |_| false }
     }

@@ -1,12 +1,12 @@
-//! Forward and backward of one micro-batch through a whole model, with closures for what the loop
-//! does around it.
+//! Forward and backward of one micro-batch through a whole model, with closures for the surrounding
+//! work of the loop.
 
 use burn::tensor::Tensor;
 
 use crate::model::{Boundary, ForwardContext, ModelChunk};
 use crate::train::{Executor, RegionHooks};
 
-/// Hooks of closures: an objective, and what takes gradients.
+/// Hooks made of closures: an objective, and a receiver of gradients.
 pub struct Closures<'a> {
     /// See [`RegionHooks::objective`].
     pub objective: &'a mut dyn FnMut(Tensor<1>) -> Tensor<1>,

@@ -3,7 +3,7 @@
 //!
 //! Between decoder layers pass `encoder`, which every layer reads and passes on, and two streams:
 //! `hidden_states`, which every layer changes, and `second`, which layers of even number change and
-//! the others pass on. Both streams reach the loss.
+//! odd layers pass on. Both streams reach the loss.
 
 use std::ops::Range;
 
@@ -33,7 +33,7 @@ const ENCODER_DTYPE: FloatDType = FloatDType::F64;
 struct DecoderLayer {
     block: ToyLayer,
     cross: Param<Tensor<2>>,
-    /// From the first stream to the second, in the layers that change it.
+    /// Projection from the first stream to the second, in the layers that update the second.
     mix: Option<Param<Tensor<2>>>,
 }
 
@@ -187,8 +187,8 @@ impl Segments for TwoStacks {
             stream(SECOND, [b, t, WIDTH]),
         ];
         let parts = self.parts();
-        // What a segment reads, or behind the last one what that has made; a stage without any is
-        // between two layers of the decoder.
+        // Tensors that a segment reads; after the last segment, tensors that it has made. A stage
+        // without segments is between two layers of the decoder.
         match (parts.get(index), parts.last()) {
             (Some(Part::EncoderStart), _) | (None, Some(Part::Head)) => Vec::new(),
             (Some(Part::Encoder(_) | Part::EncoderEnd | Part::DecoderStart), _) => in_encoder,

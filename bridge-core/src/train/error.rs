@@ -1,4 +1,4 @@
-//! Errors that several rooms (modules of `train`) make, and the classes of errors. The errors of a
+//! Errors that several rooms (modules of `train`) share, and the classes of errors. The errors of a
 //! single room are in the `error.rs` of that room.
 
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use bridge_dist::comm::CommError;
 use crate::config::{ConfigError, ConfigErrors};
 use crate::logging::{OpenError, SinkError};
 
-/// Errors that several rooms of the training loop make.
+/// Errors that several modules of the training loop share.
 #[derive(thiserror::Error)]
 pub enum CommonError {
     /// The configuration is invalid; all problems are listed.

@@ -29,8 +29,8 @@ impl ExitReason {
         matches!(self, Self::Completed | Self::Over(_))
     }
 
-    /// Exit code of the process: 0, 16 or 17 from the rerun state machine, what a subsystem asks
-    /// for, 128 + n after signal n.
+    /// Exit code of the process: 0, 16 or 17 from the rerun state machine, the code of a
+    /// subsystem's request, 128 + n after signal n.
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Completed | Self::Over(_) | Self::Cancelled | Self::Duration(_) | Self::Interval(_) => 0,

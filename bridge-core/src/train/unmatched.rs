@@ -7,8 +7,8 @@ use std::path::Path;
 pub struct Unmatched {
     /// Parameters of the model that the checkpoint lacks: they keep their initial values.
     pub absent: Vec<String>,
-    /// Parameters of the checkpoint that the model has no use for, and optimizer state that its
-    /// optimizer has none for.
+    /// Parameters and optimizer state of the checkpoint that the model and its optimizer do not
+    /// use.
     pub unused: Vec<String>,
 }
 

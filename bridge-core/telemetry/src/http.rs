@@ -96,7 +96,7 @@ impl Server {
     pub fn stop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
-            // It holds nothing that a panic could have left half done.
+            // The thread holds no state that a panic could have left incomplete.
             let _ = thread.join();
         }
     }

@@ -224,7 +224,7 @@ impl<'a> DeviceCollectives<'a> {
         self.collective(&signature, |group, stream| unsafe { group.broadcast(span, root, stream) })
     }
 
-    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from
+    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds the data from
     /// each rank, in rank order.
     ///
     /// # Errors

@@ -104,7 +104,7 @@ impl<C: Carrier> Lane<C> {
     }
 
     pub fn barrier(&self) -> Result<(), CommError> {
-        // Nobody has agreed before all have come.
+        // The agreement completes only after all ranks have joined.
         self.agreement.agree(&Signature::bare(OpKind::Barrier))
     }
 

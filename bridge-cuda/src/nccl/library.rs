@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(version_name(2708), "2.7.8");
     }
 
-    /// The checks do not panic, whatever this machine has.
+    /// The checks do not panic on any machine.
     #[test]
     fn probing_never_panics() {
         match device_count() {

@@ -1,4 +1,4 @@
-//! Messages of tensors that stay on their CUDA device: what a link's ends ask of NCCL.
+//! Messages of tensors that stay on their CUDA device: the NCCL calls of a link's ends.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(super) struct MessageWire {
 }
 
 impl MessageWire {
-    /// Puts a call with the tensor on the stream; what is noted when it is done.
+    /// Puts a call with the tensor on the stream. Returns the event of its completion.
     fn launch(
         &mut self,
         signature: &Signature,
@@ -71,7 +71,7 @@ impl Channel for MessageWire {
         let (dtype, len) = what.ok_or_else(garbled)?;
         let place = TensorMemory::place_of(dtype, len, like);
         let opened = OpenedTensor::new(place.clone())?;
-        // SAFETY: as above; it was made for this, so nobody else uses it.
+        // SAFETY: as above; the memory was allocated for this message, so no other code uses it.
         let done = self.launch(sent, opened, |group, span, stream| unsafe { group.recv(span, SENDER, stream) })?;
         foreign::follow(&place, done);
         Ok(TensorMemory::marked(place))

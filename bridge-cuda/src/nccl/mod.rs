@@ -40,8 +40,8 @@
 //!   of the rank reports the failure.
 //! - Messages of tensors, with the same features, stay on the device too: each direction between
 //!   two ranks is a communicator and a stream of its own, made with its first message, with a
-//!   thread at either end. The threads tell each other by the bootstrap group what comes, and call
-//!   NCCL when both are there.
+//!   thread at either end. The threads announce messages to each other over the bootstrap group,
+//!   and call NCCL when both are ready.
 //! - Messages of host memory go over the bootstrap group: NCCL has no tags, and a transfer through
 //!   two devices gains nothing.
 //! - Before data moves, ranks compare signatures over the bootstrap group. So a mismatch or a

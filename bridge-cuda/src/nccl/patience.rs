@@ -3,11 +3,11 @@
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Between looks.
+/// Pause between checks.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// Waits until a thread has ended: up to `limit`, and after `give_up`, which is to make it end, up
-/// to `farewell`. A thread that does not end is left alone with what it holds. Whether it has
+/// to `farewell`. A thread that does not end is detached and keeps its resources. Whether it has
 /// ended.
 pub(super) fn wait_for(thread: JoinHandle<()>, limit: Duration, give_up: impl FnOnce(), farewell: Duration) -> bool {
     if !has_ended(&thread, limit) {
@@ -16,7 +16,7 @@ pub(super) fn wait_for(thread: JoinHandle<()>, limit: Duration, give_up: impl Fn
             return false;
         }
     }
-    // A panic of the thread has been printed, and there is nobody to tell.
+    // A panic of the thread has been printed already.
     let _ = thread.join();
     true
 }

@@ -71,7 +71,7 @@ impl RawComm {
         match made.settle(result) {
             Ok(()) => Ok(made),
             Err(error) => {
-                // It was never completely created, so it cannot be finalized.
+                // The communicator was never completely created, so it cannot be finalized.
                 made.abort();
                 Err(error)
             }
@@ -176,7 +176,7 @@ impl GroupedCalls {
         stream: &CudaStream,
     ) -> Result<(), CarrierError> {
         let (dtype, op) = (data_type(input.dtype), reduction(op));
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result =
             unsafe { sys::ncclAllReduce(input.input(), output.output(), input.len, dtype, op, self.comm, raw(stream)) };
         self.check(result)
@@ -191,7 +191,7 @@ impl GroupedCalls {
         stream: &CudaStream,
     ) -> Result<(), CarrierError> {
         let (dtype, op) = (data_type(input.dtype), reduction(op));
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result = unsafe {
             sys::ncclReduceScatter(input.input(), output.output(), output.len, dtype, op, self.comm, raw(stream))
         };
@@ -201,16 +201,16 @@ impl GroupedCalls {
     /// `output` is as many times longer than `input` as there are ranks.
     pub unsafe fn all_gather(&mut self, input: Span, output: Span, stream: &CudaStream) -> Result<(), CarrierError> {
         let dtype = data_type(input.dtype);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result =
             unsafe { sys::ncclAllGather(input.input(), output.output(), input.len, dtype, self.comm, raw(stream)) };
         self.check(result)
     }
 
-    /// In place: the root reads `data`, the others write it.
+    /// In place: the root reads `data`, other ranks write it.
     pub unsafe fn broadcast(&mut self, data: Span, root: usize, stream: &CudaStream) -> Result<(), CarrierError> {
         let (dtype, root) = (data_type(data.dtype), root as c_int);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result =
             unsafe { sys::ncclBroadcast(data.input(), data.output(), data.len, dtype, root, self.comm, raw(stream)) };
         self.check(result)
@@ -220,7 +220,7 @@ impl GroupedCalls {
     /// rank if it receives from it too.
     pub unsafe fn send(&mut self, data: Span, to: usize, stream: &CudaStream) -> Result<(), CarrierError> {
         let dtype = data_type(data.dtype);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result = unsafe { sys::ncclSend(data.input(), data.len, dtype, to as c_int, self.comm, raw(stream)) };
         self.check(result)
     }
@@ -228,7 +228,7 @@ impl GroupedCalls {
     /// The other end of [`send`](Self::send).
     pub unsafe fn recv(&mut self, data: Span, from: usize, stream: &CudaStream) -> Result<(), CarrierError> {
         let dtype = data_type(data.dtype);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let result = unsafe { sys::ncclRecv(data.output(), data.len, dtype, from as c_int, self.comm, raw(stream)) };
         self.check(result)
     }
@@ -301,7 +301,7 @@ unsafe fn text(pointer: *const std::ffi::c_char) -> String {
     if pointer.is_null() {
         return String::new();
     }
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 

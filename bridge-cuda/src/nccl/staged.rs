@@ -20,7 +20,7 @@ use bridge_dist::comm::{
 /// The bootstrap groups of one group: one per lane, because the lanes run concurrently.
 #[derive(Debug)]
 pub(super) struct Controls {
-    /// For blocking collectives, and for messages of host memory.
+    /// Group for blocking collectives, and for messages of host memory.
     pub blocking: Group,
     /// For non-blocking collectives, and for the headers of messages of device memory.
     pub background: Group,

@@ -1,5 +1,5 @@
 //! Collectives of tensors that stay on their CUDA device: NCCL moves parts between buffers of the
-//! tensor library. What is added up is not added up here.
+//! tensor library. Sums are computed elsewhere.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -58,8 +58,8 @@ impl Lane<NcclCarrier> {
     fn run_device(&mut self, signature: &Signature, work: DeviceWork) -> Result<DevicePart, CommError> {
         self.agreement.agree(signature)?;
         let mut line = Line { lane: self, signature: *signature };
-        // What the work holds is dropped; the lane is not used any more, because the world has
-        // failed.
+        // Unwind safety: captures of the work are dropped, and the lane is not used any more,
+        // because the world has failed.
         catch_unwind(AssertUnwindSafe(|| work(&mut line))).unwrap_or_else(|panic| {
             let kind = CommErrorKind::Panicked { message: panic_message(&*panic) };
             Err(self.failed(signature, CarrierError::Failed(kind)))
@@ -101,8 +101,8 @@ pub(super) fn span((tensor, pointer): (&Tensor<1>, u64)) -> Span {
 }
 
 impl Wire {
-    /// Puts calls on the stream behind what is `ready`, and has them seen to their end, which holds
-    /// `memory` until then. What is noted there.
+    /// Puts calls on the stream after the event `ready`. The watch thread monitors them and holds
+    /// `memory` until they are complete. Returns the event of their completion.
     pub fn launch(
         &mut self,
         member: &Member,
@@ -122,12 +122,12 @@ impl Wire {
             Ok(done)
         });
         self.watch = Some(watch);
-        // NCCL may have begun, and nobody would see it end: it must not write into memory that is
-        // used again.
+        // NCCL may have begun, and its end would not be monitored: it must not write into memory
+        // that is reused.
         seen.inspect_err(|_| self.abort())
     }
 
-    /// Puts calls on the stream, behind what is to be ready; what is noted when they are done.
+    /// Puts calls on the stream after the event `ready`. Returns the event of their completion.
     fn begin(
         &mut self,
         ready: &Event,
@@ -143,8 +143,8 @@ impl Wire {
 }
 
 impl Line<'_> {
-    /// Puts calls on the communicator's stream, behind what this thread has asked of the device and
-    /// before what it will.
+    /// Puts calls on the communicator's stream, after the earlier work of this thread on the device
+    /// and before its later work.
     fn moved(
         &mut self,
         moves: &Moves,
@@ -200,7 +200,8 @@ impl Line<'_> {
                 unsafe { group.send(*span, *peer, stream) }?;
             }
             for (span, (_, peer)) in writes.iter().zip(&moves.writes) {
-                // SAFETY: as above; it was made for this, so nobody else uses it.
+                // SAFETY: as above; the memory was allocated for this call, so no other code uses
+                // it.
                 unsafe { group.recv(*span, *peer, stream) }?;
             }
             Ok(())

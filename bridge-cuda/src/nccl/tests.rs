@@ -111,7 +111,8 @@ fn failures_are_found_on_a_stand_in_for_nccl() {
             run_ranks(size, LONG, |bootstrap| {
                 let comm = staged(&bootstrap, HEALTHY)?;
                 case(&comm)?;
-                // Nobody leaves before all have seen the failure: leaving is a failure of its own.
+                // Keep the communicator until all ranks have seen the failure: a rank that leaves
+                // is another failure.
                 Ok::<_, BoxError>((bootstrap, comm))
             })
             .unwrap_or_else(|error| panic!("{name} on {size} ranks: {error}"));
@@ -120,7 +121,7 @@ fn failures_are_found_on_a_stand_in_for_nccl() {
 }
 
 /// The error of an operation on a world in which the data of some ranks stalls, for each rank;
-/// `next` is what a rank does whose data arrives.
+/// `next` runs on ranks whose data arrives.
 fn stalled(stalls: &'static [usize], next: fn(&Group) -> Option<CommError>) -> Vec<Option<CommError>> {
     run_ranks(2, LONG, |bootstrap| {
         let comm = staged(&bootstrap, HostFabric { stalls })?;
@@ -225,8 +226,8 @@ fn one_rank_without_a_library_stops_all() {
     assert_eq!(results, [Err(other.clone()), Err(own.to_owned()), Err(other)]);
 }
 
-/// A device that no machine has: whatever is installed here, every rank gets an error, and none
-/// panics or waits.
+/// A device that no machine has. With any installation every rank gets an error, and no rank panics
+/// or waits.
 #[test]
 fn joining_without_a_device_is_an_error_on_every_rank() {
     let errors = run_ranks(2, LONG, |bootstrap| {

@@ -1,6 +1,6 @@
-//! A thread that sees operations to their end which nobody waits for: it keeps their memory until
-//! then, and where they do not come to an end, it aborts the communicator and fails the rank's
-//! world, so that neither the device nor whoever reads from it hangs.
+//! Watchdog thread of operations in flight. It keeps their memory until they are complete. If an
+//! operation does not complete, it aborts the communicator and fails the rank's world, so that
+//! neither the device nor its readers hang.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -46,8 +46,8 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
-            // The thread itself ends what takes too long once it may begin; this is for what cannot
-            // begin, and for devices that hang.
+            // The thread itself ends operations that have begun and take too long. This limit is
+            // for operations that cannot begin, and for devices that hang.
             let limit = self.longest.get() + GOODBYE;
             wait_for(thread, limit, || lock(&self.raw).abort(), GOODBYE);
         }
@@ -67,8 +67,8 @@ impl Watch {
         Ok(Self { queue: Some(queue), thread: Some(thread), raw, longest: Cell::new(Duration::ZERO) })
     }
 
-    /// Sees an operation to its end; those of one communicator end in the order in which they are
-    /// handed over.
+    /// Watches an operation until it is complete. Operations of one communicator complete in the
+    /// order of these calls.
     pub fn see(&self, operation: InFlight) -> Result<(), CarrierError> {
         self.longest.set(self.longest.get().max(operation.timeout));
         let sent = self.queue.as_ref().map(|queue| queue.send(operation));
@@ -97,7 +97,8 @@ fn watch(member: &Member, raw: &Mutex<RawComm>, arriving: &mpsc::Receiver<InFlig
                 Err(kind) => {
                     lock(raw).abort();
                     member.fail(&oldest.signature, kind);
-                    // The device comes to the end of what was aborted; then nobody uses the memory.
+                    // The device finishes aborted operations; afterwards their memory is not used
+                    // any more.
                     under_way.retain(|operation| matches!(operation.done.has_passed(), Ok(false)));
                     thread::sleep(HEALTH_CHECK);
                 }
@@ -132,7 +133,7 @@ fn state(
     }
     if now.duration_since(*checked) >= HEALTH_CHECK {
         *checked = now;
-        // Whoever has the communicator is calling it, and finds out itself.
+        // If the lock is held, the holder is calling NCCL, and notices failures itself.
         if let Ok(mut raw) = raw.try_lock() {
             raw.check_health().map_err(|error| match error {
                 CarrierError::Failed(kind) => kind,

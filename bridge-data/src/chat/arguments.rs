@@ -43,12 +43,12 @@ pub(crate) fn is_group(field: &str) -> bool {
     GROUPS.contains(&field)
 }
 
-/// Template arguments of a record, without those that are null. `thinking` is one where it is true
-/// or false; as text it is somebody's reasoning.
+/// Template arguments of a record, without those that are null. `thinking` is an argument if it is
+/// a boolean; as text it is the reasoning of a message.
 ///
 /// # Errors
-/// A group that is no object, an argument that the renderer sets, documents that are no list of
-/// objects. As a sentence.
+/// A group that is not an object, an argument that the renderer sets, documents that are not a list
+/// of objects. The error is a sentence.
 pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Value>, String> {
     let is_switch = |name: &str, value: &Value| name == "thinking" && value.is_boolean();
     let named = record.iter().filter(|(name, value)| {
@@ -86,7 +86,7 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
 /// tools; one tool may stand alone.
 ///
 /// # Errors
-/// Text that is not JSON; a tool that is no object, with its place. As a sentence.
+/// Text that is not JSON; a tool that is not an object, with its index. The error is a sentence.
 pub(crate) fn tools_of(field: &str, value: &Value) -> Result<Value, String> {
     let value = json(value).map_err(|error| format!("{field}: {error}"))?;
     let tools = match &*value {

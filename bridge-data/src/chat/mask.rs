@@ -70,7 +70,7 @@ struct Span {
 
 /// The span that a token is in: of a marked span a part of it suffices, as in transformers.
 fn span_of(spans: &[Span], token: &Range<usize>, is_marked: bool) -> Option<usize> {
-    // Spans follow one another: only the first that ends behind the token's start can hold it.
+    // Spans follow one another: only the first that ends after the token's start can hold it.
     let at = spans.partition_point(|span| span.bytes.end <= token.start);
     let bytes = &spans.get(at)?.bytes;
     let is_in = match is_marked {
@@ -175,7 +175,7 @@ impl<'a> MessageText<'a> {
             ends.into_iter().find(|end| *end >= first.start)
         };
         let exact = |prompt: &str, text: &str| text.starts_with(prompt).then_some(prompt.len());
-        // Blanks around a prompt are often others than those around a header.
+        // Blanks around a prompt often differ from those around a header.
         let behind_blanks = |prompt: &str, text: &str| {
             let rest = text.trim_start().strip_prefix(prompt.trim_start()).filter(|_| !prompt.trim().is_empty())?;
             Some(text.len() - rest.len())
@@ -187,7 +187,7 @@ impl<'a> MessageText<'a> {
         if let Some(end) = find(exact).or_else(|| find(behind_blanks)).or_else(|| find(without_blanks)) {
             return Some(end);
         }
-        // What begins a conversation may stand before the prompt of the first message.
+        // The beginning of a conversation may precede the prompt of the first message.
         if message == 0
             && !usual.is_empty()
             && let Some(at) = self.text[first.clone()].find(usual)
@@ -246,8 +246,8 @@ impl<'a> MessageText<'a> {
     }
 }
 
-/// Length of what a text has in common with a generation prompt, if only tags of thinking follow in
-/// the prompt.
+/// Length of the common prefix of a text and a generation prompt, if the rest of the prompt has
+/// only thinking tags.
 fn common_header(prompt: &str, text: &str) -> Option<usize> {
     let pairs = prompt.char_indices().zip(text.chars());
     let common = pairs.take_while(|((_, a), b)| a == b).last().map_or(0, |((at, c), _)| at + c.len_utf8());

@@ -24,14 +24,14 @@ pub(crate) use jinja::limits::computed;
 pub use mask::EncodedChat;
 use reading::Reading;
 
-/// Files that have templates and what these name, in the order in which a template is looked for;
-/// the last has names alone.
+/// Files with a template and the special tokens that it names, in the order of the search for a
+/// template; the last file has special tokens alone.
 const FILES: [&str; 4] =
     ["chat_template.jinja", "chat_template.json", "tokenizer_config.json", "special_tokens_map.json"];
 /// Most bytes of a template.
 const LONGEST_TEMPLATE: usize = 1 << 20;
 
-/// Reason why a conversation has no text.
+/// Error of rendering or encoding a conversation.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
@@ -43,7 +43,7 @@ pub enum ChatError {
         /// The system's reason.
         source: std::io::Error,
     },
-    /// A file that is not what its name says, or a template that does not parse.
+    /// A malformed file, or a template that does not parse.
     #[error("{path}: {problem}", path = path.display())]
     Malformed {
         /// The file.
@@ -57,7 +57,7 @@ pub enum ChatError {
     /// The assistant's text cannot be separated from the rest.
     #[error("what the assistant says cannot be told from the rest: {0}")]
     NoMask(String),
-    /// The text has no token ids.
+    /// The tokenizer cannot encode the text.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
 }
@@ -65,9 +65,9 @@ pub enum ChatError {
 /// Messages in order, with the tools that a model may call.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Conversation {
-    /// JSON objects with `role` and `content`, and whatever else the template reads.
+    /// JSON objects with `role` and `content`, and any other fields that the template reads.
     pub messages: Vec<Value>,
-    /// Descriptions of tools; none if the conversation has no such list.
+    /// Descriptions of tools; `None` if the conversation has no such list.
     pub tools: Option<Value>,
     /// Further arguments of the template, such as `enable_thinking` and `documents`.
     pub arguments: Map<String, Value>,
@@ -91,7 +91,7 @@ impl Conversation {
     }
 }
 
-/// Text behind the last message.
+/// Text that follows the last message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
     /// Complete conversation, with nothing after the last message.
@@ -116,7 +116,7 @@ pub struct ChatTemplate {
 struct Variant {
     source: String,
     template: jinja::Template,
-    /// Generation prompt behind a message of the user.
+    /// Generation prompt after a user message.
     prompt: OnceLock<String>,
 }
 
@@ -226,7 +226,7 @@ impl ChatTemplate {
             let arguments = [json!({ "a": "b" }), json!("{\"a\": \"b\"}")];
             let texts = arguments.iter().flat_map(|arguments| [false, true].map(|answers| probe(arguments.clone(), answers)));
             let texts: Vec<String> = texts.filter_map(Result::ok).collect();
-            // A template that refuses every probe says by itself what is wrong with calls.
+            // A template that refuses every probe reports the problem with calls itself.
             texts.is_empty() || texts.iter().any(|text| text.contains(NAME))
         })
     }
@@ -255,7 +255,7 @@ impl ChatTemplate {
         self.tool_use.as_ref().filter(|_| has_tools).unwrap_or(&self.default)
     }
 
-    /// The generation prompt behind a message of the user.
+    /// The generation prompt after a user message.
     fn prompt(&self, has_tools: bool) -> &str {
         self.variant(has_tools).prompt.get_or_init(|| {
             let user = json!({ "role": "user", "content": "A question?" });
@@ -277,10 +277,10 @@ impl ChatTemplate {
         Ok(reading.render(&reading.all(), ending)?.text)
     }
 
-    /// The token ids of a complete conversation, and which of them the assistant says.
+    /// The token ids of a complete conversation, with a mask of the assistant's tokens.
     ///
     /// # Errors
-    /// If the template refuses the conversation, or the tokenizer has no ids for its text.
+    /// If the template refuses the conversation, or the tokenizer cannot encode its text.
     pub fn encode(&self, conversation: &Conversation, tokenizer: &dyn Tokenizer) -> Result<EncodedChat, ChatError> {
         mask::encode(self, conversation, tokenizer)
     }
@@ -293,12 +293,12 @@ impl ChatTemplate {
         Ok(tokenizer.encode(&self.render(conversation, Ending::Complete)?)?)
     }
 
-    /// The token ids of a complete conversation, and the weight of each in the loss: what the
-    /// assistant says has that of its message in `weights`, all else 0.
+    /// The token ids of a complete conversation, and the weight of each in the loss: the
+    /// assistant's tokens have the weight of their message in `weights`, all other tokens 0.
     ///
     /// # Errors
-    /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if what the assistant says cannot be told
-    /// apart, or not by messages where their weights differ.
+    /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if the assistant's tokens cannot be
+    /// identified, or cannot be assigned to messages with different weights.
     pub fn encode_weighted(
         &self,
         conversation: &Conversation,
@@ -308,13 +308,13 @@ impl ChatTemplate {
         mask::encode_weighted(self, conversation, weights, tokenizer)
     }
 
-    /// The text behind a message of the assistant that ends a conversation: how a model says that
+    /// The text after a message of the assistant that ends a conversation: how a model says that
     /// it has finished. Empty where the template leaves that to the reader.
     pub fn end_of_turn(&self) -> &str {
         self.ending().unwrap_or_default()
     }
 
-    /// False if the template writes nothing behind an answer.
+    /// False if the template writes nothing after an answer.
     pub(crate) fn ends_turns(&self) -> bool {
         self.ending().is_none_or(|ending| !ending.trim().is_empty())
     }

@@ -86,7 +86,7 @@ impl<'t> Reading<'t> {
     }
 
     /// The generation prompt before a message: the end of the text of the messages before it,
-    /// behind the last bytes of `text` that were written for one of them. `None` if the template
+    /// after the last bytes of `text` that were written for one of them. `None` if the template
     /// refuses these messages, or writes them otherwise.
     pub(super) fn prompt(&self, message: usize, text: &str, last: Option<&Owned>) -> Option<String> {
         let places = self.turn(message);
@@ -105,8 +105,7 @@ impl<'t> Reading<'t> {
         Some(rendered.text.split_off(end))
     }
 
-    /// The last bytes of a message that ends a conversation, with what the template writes behind
-    /// them.
+    /// The last bytes of a message that ends a conversation, with the template's text after them.
     pub(super) fn ending_with(&self, message: usize) -> Option<String> {
         let mut places = self.turn(message);
         places.push(message);
@@ -119,8 +118,8 @@ impl<'t> Reading<'t> {
         self.conversation.messages[message]["role"].as_str().unwrap_or_default()
     }
 
-    /// Places of instructions, of the first turn, and of the turn of a message before it: what a
-    /// template may look at to write the message.
+    /// Indices of the instructions, of the first turn, and of the turn before a message: the
+    /// messages that a template may read to write this message.
     fn turn(&self, message: usize) -> Vec<usize> {
         if message <= WINDOW {
             return (0..message).collect();

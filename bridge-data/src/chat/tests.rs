@@ -193,9 +193,9 @@ fn hostile_templates_end_within_a_second() {
             let rendered = template.render(&Conversation::default(), Ending::Complete);
             rendered.map(|text| text.len()).expect_err(&shown);
         }
-        // Of this thread: what else the machine does is not the template's fault.
+        // CPU time of this thread, which excludes other load of the machine.
         let computed = computed().saturating_sub(started);
-        // The clock of a virtual machine may count what others have taken.
+        // The CPU clock of a virtual machine may include stolen time.
         assert!(computed.as_millis() < 2000, "{computed:?}: {shown}");
     }
 }
@@ -280,7 +280,7 @@ fn templates_mean_as_in_python() {
     }
 }
 
-/// The text of a conversation, with what the assistant generates in brackets.
+/// The text of a conversation, with the assistant's generated text in brackets.
 fn bracketed(source: &str, messages: &Value) -> String {
     let template = template(source);
     let conversation = conversation(messages);

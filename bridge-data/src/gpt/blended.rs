@@ -49,7 +49,7 @@ impl Member {
 
 /// Mixture of members.
 pub(crate) enum Mix {
-    /// By weight, this many samples in total.
+    /// Datasets mixed by weight, with this many samples in total.
     Weighted { weights: Vec<f64>, size: usize },
     /// Every sample of every member once.
     Exhaustive,
@@ -148,7 +148,7 @@ impl BlendPlan {
     }
 }
 
-/// Checks that no member is asked for more samples than it has.
+/// Checks that the index uses no more samples of a member than it has.
 fn check_demand(members: &[Member], sizes: &[usize], dataset_index: &[i16]) -> Result<(), DataError> {
     let mut demand = vec![0u64; members.len()];
     for &member in dataset_index {

@@ -90,8 +90,8 @@ pub(crate) fn options_of(request: &IndexRequest<'_>) -> String {
     format!("extra {} partial {partial}", request.extra)
 }
 
-/// Loads the arrays of `request`. `Ok(None)`: there is no complete cache. An error says why an
-/// existing cache is unusable.
+/// Loads the arrays of `request`. `Ok(None)` if there is no complete cache. An error gives the
+/// reason for which an existing cache is unusable.
 pub(crate) fn load(
     key: &CacheKey,
     request: &IndexRequest<'_>,

@@ -101,7 +101,7 @@ impl IndexRequest<'_> {
         let entry = if plan.samples < u32::MAX as usize { size_of::<u32>() } else { size_of::<u64>() };
         let documents = plan.epochs.saturating_mul(self.lengths.len()).saturating_mul(size_of::<i32>());
         let bytes = documents.saturating_add(plan.samples.saturating_mul(3 * entry));
-        // Only addresses: nothing is touched.
+        // Reserves addresses only; no page is touched.
         Vec::<u8>::new().try_reserve_exact(bytes).map_err(|_| {
             DataError::Parameter(format!(
                 "{}: the {} split: an index of {} samples of {} tokens takes {:.1} GB, more than memory can hold: ask for fewer samples",

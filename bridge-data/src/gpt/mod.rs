@@ -39,9 +39,9 @@ pub enum IndexCache {
     /// In `{prefix}/cache/{class}_indices` beside the dataset; generated data is not cached.
     #[default]
     Default,
-    /// In this folder.
+    /// The cache is in this folder.
     Folder(PathBuf),
-    /// Nowhere.
+    /// No cache.
     Off,
 }
 

@@ -32,11 +32,11 @@ pub struct Blend {
 /// One blend per split, `None` for a split without data.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct SplitBlends {
-    /// For training.
+    /// Training datasets.
     pub train: Option<Blend>,
-    /// For validation.
+    /// Validation datasets.
     pub valid: Option<Blend>,
-    /// For the test.
+    /// Test datasets.
     pub test: Option<Blend>,
 }
 
@@ -78,7 +78,7 @@ pub enum SampleChange {
 /// Number of validation samples that are built.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ValidationSize {
-    /// As many as the run will use.
+    /// As many samples as the run will use.
     #[default]
     AsRequested,
     /// The whole split once (`full_validation`). Blends must not have weights then.
@@ -104,7 +104,7 @@ pub struct GptDatasetParams {
     pub mid_level_dataset_surplus: f64,
     /// Number of validation samples.
     pub validation: ValidationSize,
-    /// True if each member of a validation blend is evaluated as a set of its own too. Such a blend
+    /// True if each member of a validation blend is also evaluated as a separate set. Such a blend
     /// must not have weights.
     pub validates_members: bool,
     /// Construction of samples from tokens.
@@ -136,7 +136,7 @@ impl GptDatasetParams {
         match &self.source {
             GptSource::Mock => true,
             GptSource::Blend { blend, .. } => blend.weights.is_some(),
-            // Of one path alone the weight says nothing.
+            // The weight of a single path has no effect.
             GptSource::PerSplit(blends) => {
                 blends.get(split).is_some_and(|blend| blend.weights.is_some() && blend.paths.len() > 1)
             }
@@ -271,8 +271,8 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// One split with `target` samples (`None`: the whole split once). A split that nobody reads is
-    /// not built.
+    /// One split with `target` samples (`None`: the whole split once). An unused split is not
+    /// built.
     fn split(&self, split: Split, target: Option<usize>) -> Result<Option<Arc<dyn Dataset>>, DataError> {
         if target == Some(0) {
             return Ok(None);
@@ -416,7 +416,7 @@ impl Builder<'_> {
         let class = match (&self.params.source, &self.params.change) {
             (GptSource::Mock, _) => "MockGPTDataset",
             (_, Some(SampleChange::Fim(_))) => "GPTFIMDataset",
-            // Its samples are those of the GPT dataset, masked when they are read.
+            // Samples of the GPT dataset, which are masked when they are read.
             (_, Some(SampleChange::Spans(_)) | None) => "GPTDataset",
         };
         let tokenizer = self.ctx.tokenizer.as_ref();

@@ -22,7 +22,7 @@ pub struct SpanTokens {
     pub start: i64,
     /// The decoder's last target.
     pub end: i64,
-    /// Behind the end of a sequence; it counts for nothing.
+    /// Token after the end of a sequence; it is not part of the loss.
     pub pad: i64,
 }
 
@@ -93,8 +93,8 @@ impl SpanParams {
     }
 }
 
-/// A [`GptDataset`] whose samples are masked. What is masked in a sample depends on the seed and
-/// its number alone.
+/// A [`GptDataset`] whose samples are masked. The mask of a sample depends only on the seed and the
+/// sample's number.
 pub struct SpanDataset {
     inner: GptDataset,
     params: SpanParams,
@@ -163,8 +163,8 @@ impl SpanParams {
         }
     }
 
-    /// Lengths of what is kept and what is masked in turn, for a sample of `length` tokens: each
-    /// pair has at least one of either, but that the first tokens may be masked.
+    /// Alternating lengths of kept and masked spans of a sample of `length` tokens. Each span has
+    /// at least one token, except the first kept span.
     fn spans(&self, length: usize, rng: &mut RandomState) -> Vec<[usize; 2]> {
         if length < 2 {
             return Vec::new();

@@ -1,5 +1,5 @@
-//! Samples of span corruption: what encoder and decoder get, how much is masked, and what does not
-//! fit.
+//! Samples of span corruption: inputs of encoder and decoder, amount of masking, and samples that
+//! do not fit.
 
 use super::*;
 use crate::extra::ExtraValues;
@@ -27,7 +27,7 @@ fn source(sample: &Sample) -> (Vec<i64>, usize) {
     (tokens[..count].to_vec(), count)
 }
 
-/// The original tokens, put together from what encoder and decoder got.
+/// The original tokens, put together from the inputs of encoder and decoder.
 fn restored(sample: &Sample, params: &SpanParams) -> Vec<i64> {
     let is_sentinel = |token: &i64| params.tokens.sentinels.contains(token);
     let (tokens, _) = source(sample);

@@ -8,11 +8,11 @@ use crate::DataError;
 /// The three parts of a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Split {
-    /// For training.
+    /// Training data.
     Train,
-    /// For validation.
+    /// Validation data.
     Valid,
-    /// For the test at the end.
+    /// Data of the test at the end.
     Test,
 }
 

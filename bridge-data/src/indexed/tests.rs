@@ -238,7 +238,7 @@ fn damage_is_described() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever bits flip and wherever the index ends: an error or readable data, never a panic.
+    /// Flipped bits and a truncated index give an error or readable data, never a panic.
     #[test]
     fn a_damaged_index_never_panics(cut in 0usize..1300, flips in prop::collection::vec((0usize..1182, 0u8..8), 0..4)) {
         let opened = damaged(|index, _| {

@@ -19,7 +19,7 @@ pub enum SequenceTokens<'a> {
 }
 
 /// Builds `{prefix}.bin` and `{prefix}.idx`. The files get these names in
-/// [`IndexedDatasetBuilder::finalize`]; a builder that is dropped instead removes what it wrote.
+/// [`IndexedDatasetBuilder::finalize`]; a builder that is dropped instead removes its files.
 ///
 /// ```ignore
 /// let mut builder = IndexedDatasetBuilder::create("corpus", TokenDtype::U16)?;
@@ -194,7 +194,7 @@ impl IndexedDatasetBuilder {
             index.into_inner().map_err(|error| DataError::io("write the index", &index_path)(error.into_error()))?;
         let bin =
             self.bin.into_inner().map_err(|error| DataError::io("write tokens to", &data_path)(error.into_error()))?;
-        // What vouched for the files of this name does not vouch for these.
+        // The record of earlier files of this name is not valid for the new ones.
         if manifest::is_recorded(&self.prefix) {
             manifest::own(&self.prefix)?;
         }

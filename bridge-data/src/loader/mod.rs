@@ -18,7 +18,7 @@ use crate::untrusted_io::panic_message;
 /// The part of its samples that a micro-batch has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SequencePart {
-    /// All of them.
+    /// Whole samples.
     #[default]
     Whole,
     /// The part of one of several context-parallel ranks: see [`MicroBatch::context_part`].
@@ -188,8 +188,8 @@ impl Default for LoaderParams {
 pub type MicroBatches = Box<dyn Iterator<Item = Result<MicroBatch, DataError>> + Send>;
 type Order = Box<dyn Iterator<Item = SampleIndices> + Send>;
 
-/// Yields micro-batches in the sampler's order, whatever the number of workers. Ends after an
-/// error. Dropping it waits until each worker has finished its current sample.
+/// Yields micro-batches in the sampler's order for any number of workers. Ends after an error.
+/// Dropping it waits until each worker has finished its current sample.
 ///
 /// ```ignore
 /// let loader = DataLoader::new(dataset, sampler, LoaderParams::default());
@@ -388,7 +388,7 @@ fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
         };
         let mut state = shared.lock();
         if batch.is_err() {
-            // Nothing after an error will be read.
+            // Batches after an error are not read.
             state.end = Some(state.end.map_or(number + 1, |end| end.min(number + 1)));
         }
         state.ready.insert(number, batch);

@@ -157,7 +157,7 @@ pub fn pack(params: &PackParams<'_>) -> Result<PackReport, DataError> {
 }
 
 /// The identifier of the tokenizer that token files were packed with
-/// ([`Tokenizer::unique_identifier`]), if Bridge packed them and says so.
+/// ([`Tokenizer::unique_identifier`]), if Bridge packed them and recorded it.
 ///
 /// # Errors
 /// A record that cannot be read.
@@ -205,7 +205,7 @@ pub fn pack_locked(params: &PackParams<'_>) -> Result<(PackReport, OutputLock), 
     manifest::own(params.output_prefix)?;
     let mut report = packer.finish()?;
     report.seconds = started.elapsed().as_secs_f64();
-    // A stream cannot be known again, so what was made from it is not reused.
+    // A stream cannot be recognized, so the dataset made from it is never reused.
     manifest::store(params.output_prefix, key.unwrap_or_default(), &[&data_path, &index_path], &report)?;
     Ok((report, lock))
 }
@@ -216,7 +216,7 @@ struct Piece<'t> {
     ends: Ends,
 }
 
-/// Unit that ends behind a piece of text.
+/// Unit that ends after a piece of text.
 #[derive(Clone, Copy)]
 enum Ends {
     Nothing,

@@ -1,5 +1,5 @@
-//! Reuse of earlier results, and the lock against concurrent writers. What is produced belongs to
-//! the callers.
+//! Reuse of earlier results, and the lock against concurrent writers. Callers determine the
+//! results.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -31,7 +31,7 @@ impl OutputLock {
     /// Locks `{output}.lock` for a writer.
     ///
     /// # Errors
-    /// [`DataError::Locked`] if others hold the lock for longer than [`WRITER_PATIENCE`].
+    /// [`DataError::Locked`] if other processes hold the lock for longer than [`WRITER_PATIENCE`].
     pub(crate) fn acquire(output: &Path) -> Result<Self, DataError> {
         let begun = Instant::now();
         let lock = Self::retry(output, File::try_lock, || Ok(begun.elapsed() < WRITER_PATIENCE))?;
@@ -96,8 +96,9 @@ fn lock_path(output: &Path) -> PathBuf {
 
 impl Drop for OutputLock {
     fn drop(&mut self) {
-        // An exclusive holder may delete it, because nobody else deletes or replaces it then. Of
-        // several readers the last one does. A file that cannot be deleted is harmless.
+        // An exclusive holder may delete the lock file, because no other process deletes or
+        // replaces it then. Of several readers, the last one deletes it. A file that cannot be
+        // deleted is harmless.
         if self.file.try_lock().is_ok() {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -116,10 +117,10 @@ pub enum Overwrite {
 
 /// An output that is locked.
 pub(crate) enum Claim<R> {
-    /// It is complete and was made from the same key; with its report. The lock is at least a
-    /// reader's.
+    /// The output is complete and was made from the same key; with its report. The lock is at least
+    /// a reader's.
     Whole(R, OutputLock),
-    /// It must be written. The lock is a writer's.
+    /// The output must be written. The lock is a writer's.
     ToWrite(OutputLock),
 }
 
@@ -148,7 +149,7 @@ pub(crate) fn claim<R: DeserializeOwned>(
     Ok(match find()? {
         Some(report) => Claim::Whole(report, lock),
         None => {
-            // What was made has a record beside it, from before its files appear.
+            // Bridge's own files have a record, which is written before the files.
             let foreign = files.iter().find(|file| file.exists()).filter(|_| !manifest::is_recorded(output));
             if let (Some(path), Overwrite::Own) = (foreign, overwrite) {
                 return Err(DataError::NotMade { path: path.to_path_buf() });
@@ -180,7 +181,7 @@ fn sizes_of(files: &[&Path]) -> Option<Vec<u64>> {
 pub(crate) fn load<R: DeserializeOwned>(output: &Path, key: &Value, files: &[&Path]) -> Result<Option<R>, DataError> {
     // A record that does not parse counts as missing.
     let record = manifest::read::<R>(output)?;
-    // The record vouches for the first of the files; the others may be edited.
+    // The record covers the first files; the remaining files may be edited.
     let same = |record: &manifest::Record<R>| {
         let vouched = files.get(..record.sizes.len()).and_then(sizes_of);
         record.made_from == *key && Some(&record.sizes) == vouched.as_ref()

@@ -11,12 +11,12 @@ pub type SampleIndices = Vec<Option<usize>>;
 /// Treatment of samples that do not fill a whole batch across all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Incomplete {
-    /// They are left out.
+    /// Such samples are dropped.
     #[default]
     Drop,
-    /// They form a smaller batch; ranks may then get different numbers of samples, or none.
+    /// Such samples form a smaller batch; ranks may then get different numbers of samples, or none.
     Keep,
-    /// They are padded to a full batch.
+    /// Such samples are padded to a full batch.
     Pad,
 }
 
@@ -80,8 +80,8 @@ pub struct SamplerParams {
     pub data_parallel: DataParallel,
 }
 
-/// Yields the micro-batches of one rank. Starting from any number of consumed samples, it yields
-/// the rest of what an uninterrupted sampler yields.
+/// Yields the micro-batches of one rank. Started from any number of consumed samples, it yields the
+/// remaining micro-batches of an uninterrupted sampler.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     params: SamplerParams,
@@ -205,7 +205,7 @@ impl Iterator for Sampler {
     }
 }
 
-/// By how much one pass of a batch sampler advances the count of consumed samples.
+/// Number of samples by which one pass of a batch sampler advances the count of consumed samples.
 fn epoch_samples(total: usize, global: usize, incomplete: Incomplete) -> usize {
     match incomplete {
         Incomplete::Drop => total - total % global,

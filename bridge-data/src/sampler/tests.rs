@@ -141,8 +141,8 @@ proptest! {
     ) {
         let unit = micro * ranks;
         let base = params(kind, units * unit + rest % unit, micro, ranks);
-        // Only whole steps are ever resumed from: a global batch for the batch sampler, a unit for
-        // the others.
+        // Runs resume only after whole steps: a global batch for the batch sampler, a unit for all
+        // others.
         let (step, per_step) = match kind {
             SamplerKind::Batch { .. } => (base.global_batch_size, 2),
             _ => (unit, 1),

@@ -103,7 +103,7 @@ mod tests {
         ] {
             assert_eq!(calls(written.clone()), Ok(Some(vec![call.clone()])), "{written}");
         }
-        // Arguments that are text stay as they are, and so does a call's id.
+        // Arguments that are text and the id of a call are unchanged.
         let with_id = json!({ "id": "1", "type": "function", "function": { "name": "w", "arguments": "{}" } });
         assert_eq!(calls(json!({ "tool_calls": [with_id] })), Ok(Some(vec![with_id])));
         for nothing in [json!({}), json!({ "tool_calls": null }), json!({ "tool_calls": "", "function_call": "null" })]

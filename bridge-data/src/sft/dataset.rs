@@ -80,8 +80,8 @@ impl SftDataset {
         let order = |count: usize| -> Vec<u32> {
             match self.seed {
                 Some(seed) => {
-                    // One stream for all epochs would have to be drawn up to the one that is asked
-                    // for.
+                    // Each epoch has a seed of its own: a common stream would have to be drawn up
+                    // to the requested epoch.
                     let seed = seed.wrapping_add((epoch as u64).wrapping_mul(0x9e37_79b9));
                     torch_randperm(count, seed).into_iter().map(|at| at as u32).collect()
                 }

@@ -15,8 +15,8 @@ use crate::DataError;
 use crate::chat::{ChatTemplate, Conversation, Ending};
 use crate::tokenizer::{Tokenizer, require_eod};
 
-/// Number of the rules by which a record becomes tokens: another one makes what was stored of the
-/// same files anew.
+/// Version of the rules that turn a record into tokens: stored examples of another version are
+/// built anew.
 const RULES: u32 = 5;
 
 /// Token ids and their weights in the loss; both have the same length.
@@ -31,7 +31,7 @@ pub(super) struct Example {
     pub(super) is_blank: bool,
     /// True if it has tool calls that the chat template does not write.
     pub(super) loses_calls: bool,
-    /// True if it ends with an answer that counts, behind which the chat template writes nothing
+    /// True if it ends with an answer that counts, after which the chat template writes nothing
     /// that ends a turn.
     pub(super) is_unended: bool,
 }
@@ -221,7 +221,7 @@ impl ExampleBuilder {
         self.of_texts(&prompt, &answer, has_blank)
     }
 
-    /// A prompt and its answer, one directly behind the other, or with one blank between them.
+    /// A prompt and its answer, one directly after the other, or with one blank between them.
     fn of_texts(&self, prompt: &str, answer: &str, has_blank: bool) -> Result<Example, String> {
         let pieces = match has_blank {
             true => {
@@ -230,8 +230,9 @@ impl ExampleBuilder {
             }
             false => {
                 let asked = self.encode(prompt)?;
-                // Behind a prompt some tokenizers write a text in other ids than at the beginning.
-                // Texts of numbers have no meaning side by side: "4" and "2" would become 42.
+                // After a prompt some tokenizers encode a text with other ids than at the
+                // beginning. Prompt and answer of digits must not be joined for this: "4" and "2"
+                // would become 42.
                 let both = self.encode(&format!("{prompt}{answer}")).unwrap_or_default();
                 let answered = match both.strip_prefix(asked.as_slice()) {
                     Some(answered) => answered.to_vec(),

@@ -1,4 +1,4 @@
-//! Fields of a record, with a note of those that were used: the others are named when all records
+//! Fields of a record, with a list of the used ones. Unused fields are reported when all records
 //! are read.
 
 use serde_json::{Map, Value};
@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 pub(super) struct Fields<'r> {
     fields: &'r Map<String, Value>,
     used: Vec<&'r str>,
-    /// Names of what was read and not used within fields, such as `messages[].id`.
+    /// Names of unused fields within fields, such as `messages[].id`.
     within: Vec<String>,
 }
 
 impl<'r> Fields<'r> {
     /// # Errors
-    /// A record that is no object, as a sentence.
+    /// A record that is not an object, as a sentence.
     pub(super) fn survey(record: &'r Value) -> Result<Self, String> {
         let fields = record.as_object().ok_or("expected an object")?;
         Ok(Self { fields, used: Vec::new(), within: Vec::new() })
@@ -24,12 +24,12 @@ impl<'r> Fields<'r> {
         self.fields
     }
 
-    /// A field, null if the record has none of this name. It does not count as used.
+    /// A field, or null if the record has no such field. The field does not count as used.
     pub(super) fn look_at(&self, name: &str) -> &'r Value {
         self.fields.get(name).unwrap_or(&Value::Null)
     }
 
-    /// A field that is used from now on, null if the record has none of this name.
+    /// A field, or null if the record has no such field. The field counts as used.
     pub(super) fn take(&mut self, name: &str) -> &'r Value {
         match self.fields.get_key_value(name) {
             Some((name, value)) => {

@@ -1,4 +1,4 @@
-//! Records that are token ids already, with what says which of them count.
+//! Records that are token ids already, with their loss weights.
 
 use serde_json::Value;
 
@@ -11,13 +11,13 @@ const ATTENTION: &str = "attention_mask";
 /// The label of an id that does not count.
 const IGNORED: f64 = -100.0;
 
-/// The ids of `input_ids` below `vocab_size`, and the weight of each in the loss. Labels are the
-/// ids themselves where they count, as `transformers` has them, and -100 where they do not. What
-/// `attention_mask` leaves out at both ends is padding, and goes.
+/// The ids of `input_ids` below `vocab_size`, and the weight of each in the loss. As in
+/// `transformers`, labels are the ids themselves, or -100 for ids that do not count. Ids that
+/// `attention_mask` excludes at both ends are padding, and are dropped.
 ///
 /// # Errors
 /// Ids that are unknown; lists of other lengths or with other values; labels that are other ids; a
-/// hole in the attention mask. As a sentence.
+/// hole in the attention mask. The error is a sentence.
 pub(super) fn of_ids(fields: &mut Fields<'_>, vocab_size: usize) -> Result<(Vec<i64>, Vec<f32>), String> {
     let known = |id: &Value| id.as_i64().filter(|id| usize::try_from(*id).is_ok_and(|id| id < vocab_size));
     let ids = fields.take("input_ids").as_array().into_iter().flatten();
@@ -122,7 +122,7 @@ mod tests {
             let error = read(&json!({ "input_ids": ids, "labels": labels })).unwrap_err();
             assert!(error.contains(reason), "{labels}: {error}");
         };
-        // Shifted by one: what follows each id.
+        // Labels shifted by one, to the next id.
         refused(
             json!([8, 9, -100]),
             "labels[0]: expected -100 or the id at that place, 7, found 8; labels are not shifted",

@@ -18,11 +18,11 @@ pub(super) struct Items {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     Start,
-    /// Behind a list's bracket.
+    /// After a list's bracket.
     First,
-    /// Behind an item of a list.
+    /// After an item of a list.
     Behind,
-    /// Behind a list's comma.
+    /// After a list's comma.
     Next,
     /// Between values that are in no list.
     Loose,
@@ -49,7 +49,8 @@ impl Items {
     /// The next item as JSON text, with the line where it begins.
     ///
     /// # Errors
-    /// A file that is no list; an item of more than [`LONGEST`] bytes. As a sentence with the line.
+    /// A file that is not a list; an item of more than [`LONGEST`] bytes. The error is a sentence
+    /// with the line.
     pub(super) fn next_item(&mut self) -> Result<Option<(u64, Vec<u8>)>, String> {
         loop {
             let Some(byte) = self.peek()? else {
@@ -113,7 +114,7 @@ impl Items {
                             depth -= 1;
                             is_whole = depth == 0;
                         }
-                        // Behind a value that stands alone.
+                        // After a value that stands alone.
                         b',' | b']' | b'}' | b' ' | b'\t' | b'\r' | b'\n' if depth == 0 => {
                             is_whole = true;
                             break;

@@ -41,7 +41,7 @@ const INVERSES: [&str; 3] = ["masked", "mask", "ignore_loss"];
 /// Fields of media, in messages and in records.
 const MEDIA: [&str; 8] = ["images", "image", "videos", "video", "audios", "audio", "image_url", "pixel_values"];
 
-/// Words of a chat template: what it names of roles and of fields of messages.
+/// Words of a chat template: its names of roles and of message fields.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     words: HashSet<String>,
@@ -281,7 +281,7 @@ fn weight_of_message(fields: &Map<String, Value>) -> Result<f32, String> {
 /// Factor of a record on the loss of all that it holds: 1 if it names none.
 ///
 /// # Errors
-/// A weight that is no number from 0 on.
+/// A weight that is not a number of 0 or more.
 pub(super) fn weight_of_record(fields: &mut super::fields::Fields<'_>) -> Result<f32, String> {
     const OWN: [&str; 7] = ["weight", "train", "training", "trainable", "loss_weight", "loss_scale", "sample_weight"];
     let is_one = |value: &Value| value.is_boolean() || value.is_number();

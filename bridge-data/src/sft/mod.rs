@@ -1,6 +1,6 @@
 //! Fine-tuning on examples: prompts with their answers, and conversations. Lines of files become
-//! tokens with a weight for each, once, in a store that samples are read from. What the loop does
-//! with samples does not belong here.
+//! tokens with a weight for each, once, in a store that samples are read from. Training on samples
+//! does not belong here.
 //!
 //! | step | file |
 //! |---|---|
@@ -12,10 +12,10 @@
 //! | which files hold examples, and splits made of them | `survey` |
 //! | examples made of documented Rust functions | `rust_docs` |
 //! | all records of a split, in threads | `prepare` |
-//! | what they became, on disk | `store` |
+//! | the resulting store on disk | `store` |
 //! | which examples share a sequence | `packing` |
 //! | samples in their order | `dataset` |
-//! | what a recipe says, and all of it together | `params`, `provider` |
+//! | settings of a recipe, and the provider that combines the steps | `params`, `provider` |
 
 mod arrow;
 mod calls;

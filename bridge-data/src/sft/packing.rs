@@ -187,7 +187,8 @@ impl Room {
         Self { tree: vec![size; 2 * leaves], leaves }
     }
 
-    /// Takes `length` of the first sequence that has so much; there is one for each example.
+    /// Takes `length` tokens of the first sequence with enough room. There is always one, because
+    /// there are as many sequences as examples.
     fn take(&mut self, length: usize) -> usize {
         let mut node = 1;
         while node < self.leaves {

@@ -48,9 +48,9 @@ impl RecordKind {
 /// Treatment of a line that is not an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadLine {
-    /// It ends the run.
+    /// The record ends the run.
     Error,
-    /// It is left out and counted.
+    /// The record is left out and counted.
     Skip,
 }
 
@@ -115,7 +115,7 @@ pub enum EpochOrder {
 pub struct SftParams {
     /// Folder with the files of the splits.
     pub root: PathBuf,
-    /// Folder of what is made of them; `None` is one within `root`.
+    /// Cache folder for the prepared files; `None` means a folder within `root`.
     pub cache: Option<PathBuf>,
     /// Conversion of records to examples.
     pub example: ExampleOptions,
@@ -142,7 +142,7 @@ pub struct SftParams {
 }
 
 impl SftParams {
-    /// The folder of what is made of the files.
+    /// Cache folder for the prepared files.
     pub(super) fn cache_folder(&self) -> PathBuf {
         self.cache.clone().unwrap_or_else(|| self.root.join("bridge_cache"))
     }

@@ -59,7 +59,7 @@ fn object(row: &Row) -> Result<Value, String> {
     row.get_column_iter().map(value).collect::<Result<Map<_, _>, String>>().map(Value::Object)
 }
 
-/// A value as JSON. Bytes are text, as columns without an annotation have it.
+/// A value as JSON. Bytes are read as text, because text columns may lack the annotation.
 fn json(field: &Field) -> Result<Value, String> {
     let float = |number: f64| serde_json::Number::from_f64(number).map(Value::Number).ok_or(table::NOT_FINITE);
     Ok(match field {

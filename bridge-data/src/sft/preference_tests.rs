@@ -50,7 +50,7 @@ fn answers_stand_in_turn_and_are_filled_up_behind_their_ends() {
     assert_eq!(samples.len(), 2);
     assert_eq!(row(&samples[0], 0), expected("abxyz", 3, 5));
     assert_eq!(row(&samples[0], 1), expected("abq", 1, 5));
-    // Of a conversation only the answer counts, not what was said before.
+    // Only the last answer of a conversation counts, not earlier turns.
     let masks = [0, 1].map(|answer| row(&samples[1], answer).2.iter().filter(|weight| **weight > 0.0).count());
     assert_eq!(masks, [1, 3]);
     assert_eq!(samples[1].tokens[..2], [ids("<u>")[0]; 2]);

@@ -14,7 +14,7 @@ const REJECTED: [&str; 3] = ["rejected", "rejected_response", "rejected_messages
 
 /// A prompt with the preferred answer and the other one.
 pub(super) enum Pair {
-    /// Text that stands for itself.
+    /// Plain text.
     Text { prompt: String, answers: [String; 2] },
     /// Conversations of which the answers count.
     Chat(Box<[Spoken; 2]>),
@@ -156,14 +156,14 @@ fn text(
     Ok(Pair::Text { prompt, answers: [rest(&a), rest(&b)] })
 }
 
-/// Items at which two lists agree from the first on. As in trl, the last item of the shorter one is
-/// no part of them.
+/// Items at which two lists agree from the first on. As in trl, the last item of the shorter list
+/// is never included.
 fn common<T>(a: &[T], b: &[T], is_same: impl Fn(&T, &T) -> bool) -> usize {
     let shorter = a.len().min(b.len());
     a.iter().zip(b).position(|(a, b)| !is_same(a, b)).unwrap_or(shorter.saturating_sub(1))
 }
 
-/// Whole conversations, divided behind the messages that both begin with.
+/// Whole conversations, divided after the messages that both begin with.
 fn divided(mut chosen: Vec<Message>, mut rejected: Vec<Message>) -> (Vec<Message>, [Vec<Message>; 2]) {
     let end = common(&chosen, &rejected, |a, b| a.value == b.value);
     let answers = [chosen.split_off(end), rejected.split_off(end)];
@@ -171,7 +171,7 @@ fn divided(mut chosen: Vec<Message>, mut rejected: Vec<Message>) -> (Vec<Message
 }
 
 /// A prompt beside answers that begin with another role than the assistant's: they have the prompt
-/// within them, or go on behind it.
+/// within them, or go on after it.
 fn whole(
     prompt: Vec<Message>,
     chosen: Vec<Message>,

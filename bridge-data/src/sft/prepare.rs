@@ -1,6 +1,6 @@
-//! All records of a split as a store, in constant memory: a thread reads, others tokenize, and
-//! examples are written in the order of the records. What an earlier run made of the same files,
-//! tokenizer and options is used again.
+//! All records of a split as a store, in constant memory: a thread reads, other threads tokenize,
+//! and examples are written in the order of the records. A store that an earlier run made from the
+//! same files, tokenizer and options is reused.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -27,7 +27,7 @@ use crate::{DataError, atomic, manifest, untrusted_io};
 
 /// Bytes of records that are tokenized at once.
 const BATCH_BYTES: usize = 4 << 20;
-/// Lines of which a report says what is wrong with them.
+/// Number of wrong lines whose problems a report lists.
 const NAMED_LINES: usize = 5;
 
 /// Version of the store and its report; another version rebuilds the stores of earlier releases.
@@ -44,8 +44,8 @@ pub(super) struct Part<'a> {
 /// The store of a part.
 ///
 /// # Errors
-/// Files that cannot be read; a line that is no example, unless such lines are skipped; no examples
-/// at all; a folder that cannot be written.
+/// Files that cannot be read; a line that is not an example, unless such lines are skipped; no
+/// examples at all; a folder that cannot be written.
 pub(super) fn prepare(
     params: &SftParams,
     builder: &Arc<ExampleBuilder>,
@@ -190,7 +190,7 @@ impl StoreBuilder<'_> {
             return Ok(());
         }
         self.report.examples += 1;
-        // Of a preference, the answer that is preferred.
+        // For a preference, the preferred answer is examined.
         self.report.blank += u64::from(examples.first().is_some_and(|example| example.is_blank));
         self.report.lost_calls += u64::from(examples.iter().any(|example| example.loses_calls));
         self.report.unended += u64::from(examples.iter().any(|example| example.is_unended));

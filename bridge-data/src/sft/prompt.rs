@@ -1,5 +1,5 @@
-//! Prompts with their answers: the template that joins the fields of a record, and what is cut off
-//! of what is too long.
+//! Prompts with their answers: the template that joins the fields of a record, and the truncation
+//! of long examples.
 
 use super::params::{ExampleOptions, TruncationMethod};
 
@@ -40,10 +40,10 @@ fn next_field(text: &str) -> Option<(&str, &str, &str)> {
 /// Refuses options that contradict each other.
 ///
 /// # Errors
-/// The setting and what it must be, as a sentence.
+/// The setting and its allowed values, as a sentence.
 pub(super) fn check(options: &ExampleOptions) -> Result<(), String> {
     let Some(template) = &options.prompt_template else {
-        // The prompt of a line stands for any of them.
+        // A line's prompt may have any of these names.
         return match fields_to_shorten(options).find(|field| !PROMPTS.contains(field)) {
             Some(field) => Err(format!(
                 "dataset.dataset_kwargs.truncation_field = {field:?}: without dataset.dataset_kwargs.prompt_template it must be the prompt, under one \
@@ -155,13 +155,14 @@ mod tests {
         // The first field gives the odd one.
         assert_eq!(shortened(&[0, 2], 3, 0, Right), [vec![1, 2], vec![9], vec![5, 6], vec![10, 11]]);
         assert_eq!(shortened(&[0, 2], 3, 0, Left), [vec![3, 4], vec![9], vec![6, 7], vec![10, 11]]);
-        // A field that has too few: what is left is cut off the side, the answer too.
+        // A field with too few tokens: the remaining excess is cut from the side, including the
+        // answer.
         assert_eq!(shortened(&[1], 4, 0, Right), [vec![1, 2, 3, 4], vec![], vec![5, 6], vec![]]);
         assert_eq!(shortened(&[1], 4, 0, Left), [vec![4], vec![], vec![5, 6, 7], vec![10, 11]]);
         assert_eq!(shortened(&[], 1, 0, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6, 7], vec![10]]);
         assert_eq!(shortened(&[0, 2], 9, 0, Left), [vec![], vec![], vec![], vec![11]]);
-        // Room for an answer that is shorter than that: upstream cuts as much of what is there
-        // besides.
+        // If more room is kept free than the answer needs, upstream cuts that much from the other
+        // pieces as well.
         assert_eq!(shortened(&[], 1, 5, Right), [vec![1, 2, 3, 4], vec![9], vec![5, 6], vec![]]);
         assert_eq!(shortened(&[], 99, 5, Right), vec![Vec::<i64>::new(); 4]);
         assert_eq!(shortened(&[0], 0, 5, Right)[0], [1, 2, 3, 4]);

@@ -35,7 +35,7 @@ fn builder(kind: RecordKind, template: &str, change: impl Fn(&mut ExampleOptions
     ExampleBuilder::new(tokenizer, template, options).unwrap()
 }
 
-/// Text of each example with what counts in brackets, and the fields that nothing used.
+/// Text of each example with the tokens of the loss in brackets, and the unused fields.
 fn read_by(builder: &ExampleBuilder, record: &Value) -> Result<(Vec<String>, String), String> {
     let tokenizer = tokenizer();
     let read = builder.read(record)?;

@@ -134,7 +134,7 @@ fn examples_that_are_held_out_in_vain_are_counted() {
             lines(folder.path(), name, &numbers.iter().map(|number| record(*number)).collect::<Vec<_>>());
         }
         let events = said(SftParams { max_train_samples: limit, ..params(folder.path()) }, None);
-        // What was made is used again, and says the same.
+        // Reused files give the same events.
         assert_eq!(said(SftParams { max_train_samples: limit, ..params(folder.path()) }, None).len(), events.len());
         events.into_iter().find_map(|event| match event {
             BuildEvent::Overlap { split, examples, trained } => Some((split, examples, trained)),

@@ -1,5 +1,5 @@
-//! Conversations from documented Rust functions: the signature is asked, the first paragraph of its
-//! documentation is the answer.
+//! Conversations from documented Rust functions: the signature is the question, the first paragraph
+//! of its documentation is the answer.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -23,7 +23,7 @@ const LONGEST: usize = 240;
 /// Least bytes of an answer: shorter ones say little.
 const SHORTEST: usize = 12;
 
-/// A function and what its documentation says first.
+/// A function and the first paragraph of its documentation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Documented {
     /// Signature in one line, without a `where` clause.
@@ -57,7 +57,7 @@ impl fmt::Display for DocsReport {
     }
 }
 
-/// The documented functions of a Rust source file, in its order. What is not Rust has none.
+/// The documented functions of a Rust source file, in its order. Empty for text that is not Rust.
 pub fn documented_functions(text: &str) -> Vec<Documented> {
     let mut found = Vec::new();
     let mut lines = text.lines().map(str::trim_start).peekable();
@@ -118,8 +118,8 @@ fn is_function(line: &str) -> bool {
     words.next() == Some("fn")
 }
 
-/// Adds what of a line comes before the body of a function, or the end of its declaration. Returns
-/// whether that is in the line.
+/// Adds the part of a line before the function's body or the end of its declaration. Returns true
+/// if the line has that end.
 fn add_until_body(signature: &mut String, line: &str) -> bool {
     let code = line.split("//").next().unwrap_or(line);
     let depth_of = |text: &str| {
@@ -144,12 +144,12 @@ fn add_until_body(signature: &mut String, line: &str) -> bool {
 }
 
 /// Writes the documented functions of a text as files of examples, each file of the text to one
-/// split by its name: equal examples are written once. What an earlier run made of the same text is
-/// used again. While the lock is held, no other process replaces the files.
+/// split by its name: equal examples are written once. Files that an earlier run made from the same
+/// text are reused. While the lock is held, no other process replaces the files.
 ///
 /// # Errors
-/// A text that cannot be read, or has no such functions; a folder that cannot be written, or holds
-/// another's files.
+/// A text that cannot be read, or has no such functions; a folder that cannot be written, or has
+/// files that Bridge did not write.
 pub fn make_examples(
     source: &TextSource,
     split: &SplitMatrix,

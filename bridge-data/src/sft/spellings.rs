@@ -278,8 +278,8 @@ pub(super) fn refuse_judged(fields: &mut Fields<'_>, label_key: &str) -> Result<
     Ok(())
 }
 
-/// The prompt of a record under any of its names, with what belongs to it: an instruction, its
-/// input, the text to answer from. `question` is the field with the prompt.
+/// The prompt of a record under any of its names, with the other fields of the question: an
+/// instruction, its input, the text to answer from. `question` is the field with the prompt.
 pub(super) fn prompt_of(fields: &mut Fields<'_>, question: &str) -> Result<String, String> {
     let mut parts = Vec::new();
     let mut add = |fields: &mut Fields<'_>, name: &str| -> Result<(), String> {
@@ -308,7 +308,7 @@ pub(super) fn prompt_of(fields: &mut Fields<'_>, question: &str) -> Result<Strin
     Ok(parts.join("\n\n"))
 }
 
-/// True if there is no instruction beside a prompt, or the prompt has it within.
+/// True if a prompt has no separate instruction, or contains it.
 fn repeats(fields: &mut Fields<'_>, question: &str) -> bool {
     let instruction = fields.look_at("instruction");
     let prompt = fields.look_at(question).as_str().unwrap_or_default();
@@ -385,7 +385,7 @@ fn answer_of(name: &str, value: &Value) -> Option<String> {
     }
 }
 
-/// Fields that are no example.
+/// Message for fields that do not form an example.
 fn unknown(fields: &Fields<'_>, label_key: &str) -> String {
     if is_preference(fields) {
         return "expected an answer, found a preference (`chosen`, `rejected`): a recipe with [dpo] trains on these"

@@ -44,7 +44,7 @@ pub(super) fn sums(prefix: &Path) -> Result<Vec<u64>, DataError> {
     Ok(bytes.chunks_exact(8).map(sum).collect())
 }
 
-/// Writes a store. Its files have their names when it is finished.
+/// Writes a store. Its files get their final names when it is finished.
 pub(super) struct StoreWriter {
     prefix: PathBuf,
     words: BufWriter<TempFile>,
@@ -114,7 +114,7 @@ impl Store {
     /// Opens a store of ids below `vocab_size`.
     ///
     /// # Errors
-    /// Files that are missing, or not what [`StoreWriter`] writes.
+    /// Files that are missing, or not in the format of [`StoreWriter`].
     pub(super) fn open(prefix: &Path, vocab_size: usize) -> Result<Self, DataError> {
         let [words_path, index_path, _] = paths(prefix);
         let index = untrusted_io::map(&index_path).map_err(DataError::io("open", &index_path))?;

@@ -81,13 +81,13 @@ pub fn splits_of(root: &Path) -> Result<Option<SplitCounts>, DataError> {
     Ok(Some(SplitCounts { training: count(Split::Train)?, validation: count(Split::Valid)? }))
 }
 
-/// Writes the records of `files` to `folder`, as its training split and, each that is number
-/// `every` in a row, its validation split, so that files in any order give similar splits. With
-/// fewer records there is no validation split.
+/// Writes the records of `files` to `folder`: every `every`-th record to the validation split, all
+/// others to the training split, so that files in any order give similar splits. With fewer records
+/// there is no validation split.
 ///
 /// # Errors
-/// If a file cannot be read, a record is not JSON, or the folder cannot be written. It has no new
-/// file then.
+/// If a file cannot be read, a record is not JSON, or the folder cannot be written. Then the folder
+/// has no new file.
 pub fn divide(files: &[PathBuf], every: u64, folder: &Path) -> Result<SplitCounts, DataError> {
     let paths = [Split::Train, Split::Valid].map(|split| folder.join(jsonl_name(split)));
     let [mut training, mut validation] =
@@ -154,7 +154,7 @@ mod tests {
         let line = |number: usize| format!("{{\"prompt\": \"{number}\", \"answer\": 1}}");
         let lines = |numbers: std::ops::Range<usize>| numbers.map(|number| line(number) + "\r\n").collect::<String>();
         fs::write(&first, format!("\u{feff}{}\n\n", lines(0..7))).unwrap();
-        // The last line has no end.
+        // The last line has no line break.
         fs::write(&second, lines(7..12) + &line(12)).unwrap();
         let output = folder.path().join("out");
         let counts = divide(&[first.clone(), second], 5, &output).unwrap();

@@ -75,7 +75,7 @@ pub(super) fn built(params: SftParams, samples: usize) -> Result<Datasets, DataE
     SftProvider::new(params)?.build(&context(samples))
 }
 
-/// The text of what counts for the loss in a sample, and of all of it.
+/// The text of the tokens of a sample that count for the loss, and the text of all tokens.
 fn texts(sample: &Sample) -> (String, String) {
     let tokenizer = tokenizer();
     let counted = sample.labels.iter().zip(&sample.loss_mask).filter(|(_, weight)| **weight > 0.0);
@@ -121,7 +121,7 @@ fn every_spelling_is_understood() {
     assert_eq!(&found[6..10], ["A"; 4]);
     assert_eq!(found[10], tokenizer().decode(&[66]).unwrap());
     assert_eq!(found[11], tokenizer().decode(&[65]).unwrap());
-    // The template writes no calls, and nothing behind an answer: the next role's mark ends the
+    // The template writes no calls, and nothing after an answer: the next role's mark ends the
     // turn.
     assert_eq!(&found[12..], ["A", "<u>A"]);
 }
@@ -190,7 +190,7 @@ fn tables_are_read_row_by_row() {
         let train = built(as_stored, 0).unwrap().train.unwrap();
         let found: Vec<String> = (0..train.len()).map(|at| texts(&train.get(at).unwrap()).0).collect();
         assert_eq!(found, (0..9).map(|number| format!("answer {number}")).collect::<Vec<_>>());
-        // Whatever becomes of its bytes: an error or samples, and no panic.
+        // Damaged bytes give an error or samples, never a panic.
         let whole = std::fs::read(&path).unwrap();
         for at in (0..whole.len()).step_by(11) {
             let mut bytes = whole.clone();

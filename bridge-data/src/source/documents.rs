@@ -62,9 +62,9 @@ const COMPRESSED: &str = "compressed: unpack it first";
 pub enum Text {
     /// Text.
     Valid(String),
-    /// It has no text.
+    /// The document is empty.
     Empty,
-    /// It is no text, and what it is instead.
+    /// The document is not text; the value describes its content.
     NoText(&'static str),
 }
 
@@ -126,7 +126,7 @@ impl RawDocument {
     }
 }
 
-/// The text behind the byte order mark that some editors begin a file with.
+/// The text after the byte order mark that some editors begin a file with.
 fn without_mark(text: &str) -> &str {
     text.strip_prefix('\u{feff}').unwrap_or(text)
 }
@@ -321,7 +321,7 @@ fn unpacked(path: &Path, _limit: u64) -> Result<Vec<u8>, DataError> {
 enum Plan {
     /// File after file, document after document.
     Sequential { next: usize, open: Option<Open> },
-    /// In the order of the given places. The last file stays open. Behind them come shares of files
+    /// In the order of the given places. The last file stays open. After them come shares of files
     /// without places.
     Placed { places: std::vec::IntoIter<Place>, open: Option<(usize, File)>, shares: Shares },
     /// Standard input.
@@ -485,15 +485,15 @@ impl Lines {
                 key.map_err(|problem| DataError::malformed(&self.path, format!("line {}: {problem}", self.line)))?;
             (self.key, self.is_found) = (Some(key), true);
         }
-        // A blank line before the first record has no text under any key.
+        // A blank line before the first record has no text, so the key does not matter.
         let key = Some(self.key.clone().unwrap_or_else(|| "text".into()));
         let document = RawDocument { path: Arc::clone(&self.path), at: At::Line(self.line), key, bytes };
         Ok((read > 0).then_some(document))
     }
 }
 
-/// The key of the text of a line; that of a line that is no record is an error where the line is
-/// decoded.
+/// The key of the text of a line. A line that is not a record gets the default key, and is an error
+/// when it is decoded.
 fn key_in_line(line: &[u8]) -> Result<Arc<str>, String> {
     let line = line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(line);
     serde_json::from_slice(line).map_or_else(|_| Ok("text".into()), |value| text_key(&value))

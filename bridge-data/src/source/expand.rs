@@ -8,7 +8,7 @@ pub(crate) fn expand(text: &str) -> Result<String, DataError> {
     expand_with(text, &|name| std::env::var(name).ok())
 }
 
-/// Expands with the given variables; `~` stands for `HOME`.
+/// Expands with the given variables; `~` expands to `HOME`.
 fn expand_with(text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, DataError> {
     let lookup = |name: &str| -> Result<String, DataError> {
         if let Some((name, default)) = name.split_once(":-") {

@@ -183,8 +183,8 @@ impl TextSource {
     }
 
     /// This text if it has at most `max_bytes`, or else windows of about that many bytes together,
-    /// spread evenly over all files: each file has a share by its size, whatever the order of the
-    /// files. Standard input is read as a whole.
+    /// spread evenly over all files: each file has a share by its size, in any order of the files.
+    /// Standard input is read as a whole.
     #[must_use]
     pub fn sampled(&self, max_bytes: u64) -> Self {
         let total = self.files().iter().fold(0_u64, |sum, file| sum.saturating_add(self.text_bytes(file)));
@@ -319,7 +319,7 @@ fn files_of(origin: &Origin) -> &[SourceFile] {
     }
 }
 
-/// Layout of a file, by its name and the format that is asked for.
+/// Layout of a file, by its name and the requested format.
 fn layout_in(format: &TextFormat, path: &Path) -> Layout {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
@@ -401,14 +401,14 @@ fn find_files(params: &SourceParams) -> Result<Vec<SourceFile>, DataError> {
     Ok(files)
 }
 
-/// A pattern that stands for `text` itself: wildcards and variables in it mean nothing.
+/// A pattern that matches `text` literally: wildcards and variables in it are escaped.
 pub fn literal_pattern(text: &str) -> String {
     let escaped = glob::Pattern::escape(text).replace('$', "${:-$}");
     // A leading `~` would be the home folder.
     if escaped.starts_with('~') { format!("./{escaped}") } else { escaped }
 }
 
-/// The files of one input; an existing name stands for itself even if it has brackets.
+/// The files of one input. An existing file is taken literally even if its name has brackets.
 fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
     let expanded = expand(input)?;
     let literal = PathBuf::from(&expanded);
@@ -416,7 +416,7 @@ fn matches_of(input: &str) -> Result<Vec<PathBuf>, DataError> {
         return Ok(vec![literal]);
     }
     if literal.exists() && !literal.is_dir() {
-        // Says what else it is.
+        // The error of this call names the type of file.
         untrusted_io::open(&literal).map_err(DataError::io("read", &literal))?;
     }
     if literal.is_dir() {

@@ -72,7 +72,7 @@ fn open_at(path: &Path, start: u64) -> Result<File, DataError> {
 
 /// Calls `on` with start and length of each line that begins in the window.
 pub(super) fn lines_from(path: &Path, window: &Window, mut on: impl FnMut(u64, usize)) -> Result<(), DataError> {
-    // A line begins behind the end of another: the byte before the window decides about its first
+    // A line begins after the end of another: the byte before the window decides about its first
     // line.
     let before = u64::from(window.start > 0);
     let mut reader = BufReader::new(open_at(path, window.start - before)?);

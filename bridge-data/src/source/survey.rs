@@ -246,7 +246,7 @@ fn begins_list(path: &Path) -> bool {
     start.strip_prefix(b"[").is_some_and(|items| items.trim_ascii_start().starts_with(b"{"))
 }
 
-/// Fields of the records of a file; `None` if its first record is no JSON object.
+/// Fields of the records of a file; `None` if its first record is not a JSON object.
 ///
 /// # Errors
 /// If it cannot be read.
@@ -274,7 +274,7 @@ pub fn lines_of(path: &Path) -> Result<Option<Lines>, DataError> {
         return Ok(Some(Lines::Chat(key)));
     }
     let always = || lengths.iter().filter(|(_, (count, length))| *count == seen && *length > 0);
-    // Of several texts the longest, unless one is called so.
+    // The longest of several texts, unless one is called `text`.
     let named = always().find(|(key, _)| *key == "text");
     let text = named.or_else(|| always().max_by_key(|(_, (_, length))| *length));
     Ok(Some(text.map_or(Lines::Unknown(keys), |(key, _)| Lines::Text(key.clone()))))

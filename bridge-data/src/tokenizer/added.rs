@@ -21,11 +21,11 @@ const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "p
 /// Keys that name several, the one that counts first.
 const SEVERAL: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
-/// Registers the tokens that the files beside a tokenizer name. One that the vocabulary lacks gets
-/// the next free id, if a file says that it is this, or the model's vocabulary has it.
+/// Registers the tokens named in the files beside a tokenizer. A token that the vocabulary lacks
+/// gets the next free id, if a file gives this id, or the model's vocabulary includes it.
 ///
 /// # Errors
-/// Files that are no JSON objects; tokens that have no id, or another than the file says.
+/// Files that are not JSON objects; tokens without an id, or with an id that differs from the file.
 pub(super) fn register(
     inner: &mut Inner,
     folder: &Path,
@@ -89,7 +89,7 @@ impl CompanionTables {
         let rows = model.get("vocab_size").or_else(|| model.get("text_config")?.get("vocab_size"));
         let rows = rows.and_then(Value::as_u64).and_then(|rows| usize::try_from(rows).ok());
         let mut config = table(CONFIG_FILE)?;
-        // What the configuration says of added tokens makes the older files say nothing.
+        // If the configuration has `added_tokens_decoder`, the older files are ignored.
         let (mut names, mut added) = (Map::new(), Map::new());
         if !config.contains_key("added_tokens_decoder") {
             (names, added) = (table(MAP_FILE)?, table(ADDED_FILE)?);
@@ -140,7 +140,7 @@ impl CompanionTables {
         let find = |key: &str| files.into_iter().find_map(|(file, table)| Some((file, table.get(key)?)));
         let named = NAMED.into_iter().filter_map(|key| {
             let (file, value) = find(key)?;
-            // One that a key names is special, whatever else its table says.
+            // A token that a key names is special, even if its table says otherwise.
             let token = token_of(value, file == MAP_FILE)?;
             Some((file, AddedToken { special: true, ..token }))
         });
@@ -157,8 +157,8 @@ impl CompanionTables {
     }
 }
 
-/// A token as a file writes it: its text, or a table with its flags. `is_special` is what it is if
-/// that is not said.
+/// A token as a file writes it: its text, or a table with its flags. `is_special` is the default of
+/// the flag.
 fn token_of(value: &Value, is_special: bool) -> Option<AddedToken> {
     if let Some(content) = value.as_str() {
         // A text alone names a special token.

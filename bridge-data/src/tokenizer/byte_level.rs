@@ -178,7 +178,8 @@ pub(crate) fn split_point(text: &str, from: usize) -> Option<usize> {
 }
 
 /// Pieces of a text without a run of more than [`LONGEST_WORD`] bytes that has no beginning of a
-/// word, so that a tokenizer of a library can take them; the text itself, if it has none.
+/// word, so that a library's tokenizer can process them. Texts without such a run are returned
+/// whole.
 pub(crate) fn bounded(text: &str) -> Vec<&str> {
     let (mut pieces, mut start, mut run) = (Vec::new(), 0, 0);
     let mut was_space = true;

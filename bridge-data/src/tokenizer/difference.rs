@@ -1,5 +1,5 @@
-//! Differences between two tokenizers, so that ids of one are not taken for ids of the other. The
-//! caller decides what follows.
+//! Differences between two tokenizers, so that ids of one are not mistaken for ids of the other.
+//! The caller decides on the consequence.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ use super::HuggingFaceTokenizer;
 pub enum Comparison {
     /// Every text has the same ids.
     Same,
-    /// It has every id of the other, with the same meaning, and this many more.
+    /// The tokenizer has every id of the other, with the same meaning, and this many more.
     Extends(usize),
     /// The same text may have other ids.
     Differs(Difference),
@@ -88,7 +88,7 @@ fn differs(what: String, first: String, second: String) -> Comparison {
 }
 
 fn parse(json: &str) -> Map<String, Value> {
-    // It was written by the library that reads it.
+    // The JSON was written by the library that reads it.
     serde_json::from_str(json).unwrap_or_default()
 }
 

@@ -31,7 +31,7 @@ pub enum TokenizerError {
         /// Description of the problem, with the place.
         problem: String,
     },
-    /// A library panicked over what was asked of it.
+    /// A library panicked.
     #[error("the tokenizer's library failed: {0}")]
     Panicked(String),
     /// The caller asked to stop.

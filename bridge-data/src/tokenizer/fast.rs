@@ -99,8 +99,8 @@ impl FastByteLevel {
         Some(Self { added, caches: Mutex::default(), lengths: lengths_of(tokenizer) })
     }
 
-    /// The bytes of `text` that each of its ids stands for, in whole characters. `None` if its ids
-    /// do not make up the text.
+    /// The byte range of `text` that each of its ids covers, in whole characters. `None` if the ids
+    /// do not decode to the text.
     pub(crate) fn offsets(&self, text: &str, ids: &[i64]) -> Option<Vec<Range<usize>>> {
         let mut end = 0;
         let ends = ids.iter().map(|id| {
@@ -158,7 +158,7 @@ fn lengths_of(tokenizer: &Inner) -> Vec<u32> {
     let added = tokenizer.get_added_tokens_decoder();
     let mut lengths = vec![0; vocab.values().max().map_or(0, |id| *id as usize + 1)];
     for (token, id) in vocab {
-        // In the vocabulary a character stands for a byte; an added token is its own text.
+        // In the vocabulary a character represents a byte; an added token is its own text.
         let length = if added.contains_key(&id) { token.len() } else { token.chars().count() };
         lengths[id as usize] = length as u32;
     }

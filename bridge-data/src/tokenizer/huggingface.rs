@@ -125,7 +125,7 @@ impl HuggingFaceTokenizer {
     /// Loads a SentencePiece model (`tokenizer.model`).
     ///
     /// # Errors
-    /// A file that cannot be read, or is no model; a model that puts blanks behind words.
+    /// A file that cannot be read, or is not a model; a model that puts blanks after words.
     pub fn sentencepiece(path: &Path) -> Result<Self, TokenizerError> {
         Self::from_json(path, &sentencepiece::load(path)?)
     }
@@ -136,9 +136,9 @@ impl HuggingFaceTokenizer {
         names.any(|name| folder.join(name).is_file())
     }
 
-    /// A SentencePiece model with the files beside it. What these do not name, the model names. A
-    /// configuration that does not say whether texts begin with the beginning-of-sequence token
-    /// lets them begin so, as the classes of transformers for such models.
+    /// A SentencePiece model with the files beside it. The model names the special tokens that
+    /// these files do not name. By default texts begin with the beginning-of-sequence token, as in
+    /// the classes of transformers for such models.
     fn from_sentencepiece_folder(path: &Path, folder: &Path) -> Result<Self, TokenizerError> {
         let (tokenizer, names) = sentencepiece::load(path)?;
         let parse = || tokenizer.to_string().parse::<Inner>().map_err(|error| error.to_string());
@@ -193,11 +193,11 @@ impl HuggingFaceTokenizer {
         Self::from_parts(inner, vec![(CONFIG_FILE, names.to_string())])
     }
 
-    /// Changes what `tokenizer_config.json` says, as `transformers` does by keyword arguments.
-    /// Tokens that it names and the vocabulary lacks are added.
+    /// Changes `tokenizer_config.json`, as keyword arguments of `transformers` do. Named tokens
+    /// that the vocabulary lacks are added.
     ///
     /// # Errors
-    /// A configuration that is no JSON object, or names what is no token.
+    /// A configuration that is not a JSON object, or names an invalid token.
     pub fn with_config(self, changes: &Map<String, Value>) -> Result<Self, TokenizerError> {
         let text = self.companion(CONFIG_FILE).unwrap_or("{}");
         let malformed = || TokenizerError::malformed(Path::new(CONFIG_FILE), "expected a JSON object");

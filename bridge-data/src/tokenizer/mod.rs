@@ -1,5 +1,5 @@
-//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and the files of others that become one,
-//! the Null tokenizer, training of byte-level BPE. Token files and datasets do not belong here.
+//! Tokenizers: the trait, Hugging Face's `tokenizer.json` and other formats that are converted to
+//! it, the Null tokenizer, training of byte-level BPE. Token files and datasets do not belong here.
 
 mod added;
 mod byte_level;
@@ -28,14 +28,14 @@ pub use tiktoken::{TiktokenParams, TiktokenPattern};
 pub use train::{BpeTrainParams, END_OF_TEXT, train_byte_level_bpe, train_byte_level_bpe_until};
 pub use wordpiece::Case;
 
-/// Text to token ids and back. Ids are what models and datasets use: non-negative, below
+/// Text to token ids and back. Models and datasets use these ids: non-negative, below
 /// [`Tokenizer::vocab_size`].
 pub trait Tokenizer: Send + Sync {
     /// The ids of `text`, without ids that a template would add. Special tokens written out in the
     /// text are recognized.
     ///
     /// # Errors
-    /// If the tokenizer has no ids for the text.
+    /// If the tokenizer cannot encode the text.
     fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError>;
 
     /// The text of `ids`, including special tokens.
@@ -78,11 +78,11 @@ pub trait Tokenizer: Send + Sync {
     /// The folder cannot be made or written.
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
 
-    /// The ids of `text`, each with the bytes of the text that it stands for. A character of
-    /// several ids belongs to each of them.
+    /// The ids of `text`, each with its byte range in the text. A character of several ids belongs
+    /// to each of them.
     ///
     /// # Errors
-    /// If the tokenizer has no ids for the text, or does not know where they come from.
+    /// If the tokenizer cannot encode the text, or does not support offsets.
     fn encode_with_offsets(&self, _text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
         Err(TokenizerError::Encode("this tokenizer does not tell which text its ids stand for".to_owned()))
     }

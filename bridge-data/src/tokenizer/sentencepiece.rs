@@ -23,7 +23,7 @@ const BYTE: u64 = 6;
 /// Model as `tokenizer.json` and `tokenizer_config.json`.
 ///
 /// # Errors
-/// A file that cannot be read, or is no model; a model that puts blanks behind words.
+/// A file that cannot be read, or is not a model; a model that puts blanks after words.
 pub(super) fn load(path: &Path) -> Result<(Value, Value), TokenizerError> {
     let bytes = untrusted_io::read(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed = |problem: String| TokenizerError::malformed(path, format!("not a SentencePiece model: {problem}"));
@@ -55,7 +55,7 @@ impl Fields<'_> {
 }
 
 impl<'b> Iterator for Fields<'b> {
-    /// `None` where the bytes are no fields.
+    /// `None` if the bytes are not valid fields.
     type Item = Option<(u64, Field<'b>)>;
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -169,7 +169,7 @@ impl Model {
                 (2, Field::Bytes(charsmap)) => self.charsmap = charsmap.to_vec(),
                 (3, Field::Number(flag)) => self.dummy_prefix = flag != 0,
                 (4, Field::Number(flag)) => self.remove_extra_blanks = flag != 0,
-                // Its name, rules that are in the table too.
+                // Name, and rules that the table includes, too.
                 (_, Field::Bytes(_) | Field::Number(_)) => {}
             }
         }
@@ -185,9 +185,9 @@ impl Model {
         let unknown = unknown.ok_or("it has no piece for what is unknown")?;
         let added =
             self.pieces.iter().enumerate().filter(|(_, piece)| [UNKNOWN, CONTROL, USER_DEFINED].contains(&piece.kind));
-        // A piece of the user's is found in what is normalized, as by SentencePiece. Where text
-        // begins with a blank that was put there, such a piece would begin with one too, and is
-        // found before.
+        // A user-defined piece is found in normalized text, as by SentencePiece. Where text begins
+        // with a blank that was put there, such a piece would begin with one too, and is found
+        // before.
         let added: Vec<Value> = added
             .map(|(id, piece)| {
                 json!({ "id": id, "content": piece.text, "single_word": false, "lstrip": false, "rstrip": false, "normalized": piece.kind == USER_DEFINED && !self.dummy_prefix,

@@ -71,7 +71,7 @@ pub(crate) fn prefix(inner: &Inner, companions: &[(&'static str, String)], bos: 
     if ["add_bos_token", "add_eos_token"].iter().any(|key| config.get(key).is_some()) {
         return bos.filter(|_| config["add_bos_token"] == true).into_iter().collect();
     }
-    // Any text will do, as long as it has tokens: what is put before them does not depend on it.
+    // Any text with tokens will do, because the prefix does not depend on the text.
     let encode = || inner.encode("a", true).map_err(|error| error.to_string());
     let Ok(Ok(encoding)) = untrusted_io::contained(encode) else {
         return Vec::new();

@@ -180,7 +180,7 @@ fn tokens_that_files_beside_name_are_whole() {
         let folder = with_files(files);
         let tokenizer = HuggingFaceTokenizer::load(folder.path()).expect("loadable");
         assert_eq!(tokenizer.encode(text).expect("encodable"), expected, "{files:?}");
-        // They are part of what is saved.
+        // Added tokens are saved.
         let saved = tempfile::tempdir().expect("temporary folder");
         tokenizer.save_assets(saved.path()).expect("saved");
         let loaded = HuggingFaceTokenizer::load(saved.path()).expect("loadable");
@@ -314,7 +314,7 @@ fn files_of_other_programs_give_their_ids() {
             }
         }
         assert!(wrong.is_empty(), "{name}: {} differ:\n{}", wrong.len(), wrong.join("\n"));
-        // What is saved with a checkpoint is the same tokenizer.
+        // The tokenizer saved with a checkpoint is the same.
         let saved = tempfile::tempdir().unwrap();
         tokenizer.save_assets(saved.path()).unwrap();
         let loaded = HuggingFaceTokenizer::load(saved.path()).unwrap();

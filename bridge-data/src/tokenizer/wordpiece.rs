@@ -12,7 +12,7 @@ use crate::untrusted_io;
 pub enum Case {
     /// Text is made lower case, and loses its accents.
     Lower,
-    /// It is left as it is.
+    /// The text is unchanged.
     Kept,
 }
 

@@ -17,7 +17,7 @@ impl<const D: usize> Like<D> {
         Self { shape: x.dims(), dtype: x.dtype(), device: x.device().without_autodiff() }
     }
 
-    /// The same with another shape.
+    /// The same dtype and device with another shape.
     pub fn with_shape<const E: usize>(&self, shape: [usize; E]) -> Like<E> {
         Like { shape, dtype: self.dtype, device: self.device.clone() }
     }

@@ -18,8 +18,8 @@
 //!
 //! Operations work on float tensors of any rank, in float32, bfloat16 and float64 (float16 is sent
 //! as float32). In a group of one rank they return their input unchanged and add no node to the
-//! graph. Tensors stay on their device where the group has a way for that ([`crate::exchange`]);
-//! elsewhere, and integers always, they go through host memory. Results have the same bits.
+//! graph. Float tensors stay on their device if the group supports this ([`crate::exchange`]).
+//! Otherwise they go through host memory, as integers always do. Results have the same bits.
 //!
 //! # Order
 //! Every rank of a group must run the same operations in the same order, in backward too. Burn
@@ -255,8 +255,8 @@ impl RowCounts {
     }
 }
 
-/// Sends the `j`-th of `size` equal parts of the rows to rank `j`; the result has what came from
-/// each rank, in rank order.
+/// Sends the `j`-th of `size` equal parts of the rows to rank `j`; the result has the parts from
+/// all ranks, in rank order.
 ///
 /// Forward: all-to-all. Backward: all-to-all.
 ///
@@ -272,8 +272,8 @@ pub fn all_to_all<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
     all_to_all_uneven(x, &RowCounts { send: each.clone(), receive: each }, group)
 }
 
-/// Sends rows to each rank, `counts.send[j]` consecutive ones to rank `j`; the result has what came
-/// from each rank, in rank order.
+/// Sends rows to each rank, `counts.send[j]` consecutive ones to rank `j`; the result has the rows
+/// from all ranks, in rank order.
 ///
 /// Forward: all-to-all. Backward: all-to-all with the counts reversed.
 ///

@@ -1,6 +1,6 @@
-//! Tensors on their way over a group: through host memory, or on their device where the group has a
-//! way for that ([`TensorExchange`](crate::exchange::TensorExchange)). The results are the same to
-//! the bit, and so is what is counted.
+//! Transfer of tensors over a group: through host memory, or on their device if the group supports
+//! this ([`TensorExchange`](crate::exchange::TensorExchange)). Both give the same bits and the same
+//! counts.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -16,14 +16,15 @@ impl<const D: usize> Like<D> {
         TensorExchange::for_device(group, &self.device)
     }
 
-    /// A tensor like this one, of elements that have travelled.
+    /// A tensor like this one, of received elements.
     fn unflat(&self, flat: Tensor<1>) -> Tensor<D> {
         let x = flat.reshape(self.shape);
         if x.dtype() == self.dtype { x } else { x.cast(FloatDType::from(self.dtype)) }
     }
 }
 
-/// As elements travel: float16, which nobody adds up, in float32.
+/// Elements in the dtype of the transfer: float16 is sent as float32, because communicators do not
+/// sum float16.
 fn widened<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.dtype() == DType::F16 { x.cast(FloatDType::F32) } else { x }
 }

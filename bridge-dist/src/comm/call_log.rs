@@ -15,9 +15,9 @@ use super::{Communicator, DType};
 pub enum CallState {
     /// This rank is in it, or has started it and not seen its end.
     Active,
-    /// It is done.
+    /// The call has completed.
     Done,
-    /// It ended with an error.
+    /// The call ended with an error.
     Failed,
 }
 
@@ -47,7 +47,7 @@ pub struct CallRecord {
     pub is_background: bool,
     /// When it was called.
     pub started: Instant,
-    /// From when to when the rank waited for it, of what was started in the background.
+    /// Interval in which the rank waited for a background call.
     pub waited: Option<(Instant, Instant)>,
     /// When it was over.
     pub ended: Option<Instant>,
@@ -60,14 +60,14 @@ pub struct CallRecord {
 /// Recording of backtraces with calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stacks {
-    /// They are, which takes longer than most calls.
+    /// Backtraces are recorded, which takes longer than most calls.
     Taken,
-    /// They are not.
+    /// Backtraces are not recorded.
     Left,
 }
 
-/// The calls of a rank on all its groups. Nothing is kept until it is asked for; until then a call
-/// costs the look whether it was.
+/// The calls of a rank on all its groups. Calls are not kept before recording is enabled; until
+/// then a call costs one check of a flag.
 #[derive(Debug, Default)]
 pub struct CallLog {
     /// Number of the last calls that are kept.
@@ -157,14 +157,14 @@ impl CallLog {
         Some(id)
     }
 
-    /// Notes that a call is over; `waiting` is when the rank began to wait for what it had started
-    /// before.
+    /// Records the end of a call; `waiting` is the time at which the rank began to wait for a
+    /// background call.
     pub(super) fn ends(&self, id: Option<u64>, waiting: Option<Instant>, state: CallState) {
         let Some(id) = id else { return };
         let mut calls = self.lock();
         let first = calls.kept.front().map_or(0, |call| call.id);
         let place = id.checked_sub(first).map(|place| place as usize);
-        // It may have made room for later ones.
+        // The call may have been dropped from the log for later calls.
         if let Some(call) = place.and_then(|place| calls.kept.get_mut(place)) {
             let now = Instant::now();
             (call.ended, call.waited, call.state) = (Some(now), waiting.map(|since| (since, now)), state);

@@ -2,8 +2,8 @@
 //! them to another one.
 //!
 //! # What is counted
-//! The *payload*: what this rank hands to the communicator, counted once, whatever algorithm the
-//! communicator uses.
+//! The *payload*: the data that this rank passes to the communicator, counted once, for any
+//! algorithm of the communicator.
 //!
 //! | operation | elements |
 //! | --- | --- |

@@ -21,7 +21,7 @@ use super::signature::{OpKind, RankContext, Signature};
 /// Memory of a device as a tensor library has it.
 pub trait DeviceMemory: Any + Debug + Send + Sync {
     /// New memory of the same kind on the same device for `elements` elements of the part's type.
-    /// What is in it is not defined.
+    /// Its content is undefined.
     fn empty(&self, elements: usize) -> Arc<dyn DeviceMemory>;
 }
 
@@ -40,8 +40,8 @@ pub struct DevicePart {
 /// One rank's end of a line between all ranks of a group, for one operation on which they have
 /// agreed. All ranks call the same methods in the same order.
 ///
-/// A rank may read what it gets, and must not write it: other ranks may hold the same memory. What
-/// it hands over it must not write any more.
+/// A rank may read received memory, but must not write it: other ranks may hold the same memory.
+/// After a rank has passed memory to the line, the rank must not write it any more.
 pub trait DeviceLine {
     /// This rank.
     fn rank(&self) -> usize;
@@ -53,8 +53,8 @@ pub trait DeviceLine {
     /// allocated for this transfer.
     fn shares_memory(&self) -> bool;
 
-    /// `parts[j]` goes to rank `j`; `receive[i]` elements come from rank `i`. What a rank has for
-    /// itself it gets back.
+    /// `parts[j]` goes to rank `j`; `receive[i]` elements come from rank `i`. A rank's part for
+    /// itself is returned to it.
     ///
     /// # Errors
     /// See [`CommErrorKind`](super::CommErrorKind); lengths must fit each other across ranks.
@@ -76,7 +76,7 @@ pub trait DeviceLine {
 /// Work of a rank in an operation. It returns memory that no other rank has.
 pub type DeviceWork = Box<dyn FnOnce(&mut dyn DeviceLine) -> Result<DevicePart, CommError> + Send>;
 
-/// An operation with what ranks agree on.
+/// An operation with the signature on which ranks agree.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceCall {
     /// The call, as layers see it.
@@ -154,9 +154,8 @@ fn with_context<R>(group: &dyn Communicator, check: impl FnOnce(&RankContext<'_>
     check(&RankContext { rank: group.rank(), world_ranks: &group.world_ranks(), group: group.name() })
 }
 
-/// Operations of device memory, which a [`Communicator`] may offer. The
-/// contract is that of the same operations of host memory: order, results to the bit, errors, what
-/// is counted.
+/// Operations of device memory, which a [`Communicator`] may offer. The contract is that of the
+/// same operations of host memory: order, results to the bit, errors, counts.
 pub trait DeviceExchange: Debug + Send + Sync {
     /// True if the exchange moves such memory. All ranks of a group get the same answer.
     fn accepts(&self, memory: &dyn DeviceMemory) -> bool;
@@ -183,8 +182,8 @@ pub trait DeviceExchange: Debug + Send + Sync {
     /// Errors found before anything is sent; others come from the request.
     fn start_send(&self, part: DevicePart, to: usize, tag: u32) -> Result<Request<()>, CommError>;
 
-    /// Starts to receive a message; the request returns memory that is only read. `like` says type
-    /// and length, and where it is to lie.
+    /// Starts to receive a message; the request returns memory that is only read. `like` gives
+    /// type, length and device of the memory.
     ///
     /// # Errors
     /// Errors found before anything is received; others come from the request.

@@ -31,7 +31,7 @@ pub struct CommError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CommErrorKind {
-    /// The arguments are invalid on this rank, whatever the other ranks do. Nothing was sent.
+    /// The arguments are invalid on this rank, independently of other ranks. Nothing was sent.
     InvalidArgument {
         /// The argument.
         what: &'static str,
@@ -105,7 +105,7 @@ impl CommError {
         }
     }
 
-    /// The ranks of the world that others waited for in vain; `None` unless this is a
+    /// The ranks of the world that did not join before the time limit; `None` unless this is a
     /// [`Timeout`](CommErrorKind::Timeout).
     pub fn missing_ranks(&self) -> Option<Vec<usize>> {
         let CommErrorKind::Timeout { missing, .. } = &*self.kind else { return None };

@@ -109,7 +109,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// See [`CommErrorKind`].
     fn broadcast(&self, data: BufferMut<'_>, root: usize) -> Result<(), CommError>;
 
-    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds what came from
+    /// Sends the `j`-th of `size` equal parts of `input` to rank `j`; `output` holds the data from
     /// each rank, in rank order.
     ///
     /// # Errors
@@ -178,7 +178,7 @@ pub trait Communicator: Debug + Send + Sync {
     /// Errors found before anything is received; others come from the request.
     fn start_recv(&self, dtype: DType, len: usize, from: usize, tag: u32) -> Result<Request, CommError>;
 
-    /// The same operations on memory that stays on its device, where ranks have such a way.
+    /// The same operations on memory that stays on its device, if the communicator supports this.
     fn device(&self) -> Option<&dyn device::DeviceExchange> {
         None
     }

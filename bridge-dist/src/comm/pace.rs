@@ -1,4 +1,4 @@
-//! Waiting between polls. What is polled does not belong here.
+//! Waiting between polls. This file does not do the polling.
 
 use std::thread;
 use std::time::Duration;

@@ -107,7 +107,7 @@ impl Signature {
         Self { peer: Some(peer as u32), tag: Some(tag), ..Self::data(kind, dtype, len) }
     }
 
-    /// The same operation of device memory.
+    /// The same operation on device memory.
     #[must_use]
     pub const fn on_device(self) -> Self {
         Self { on_device: true, ..self }
@@ -404,7 +404,7 @@ impl RankContext<'_> {
     }
 
     /// The send counts of each rank must match the receive counts of the others.
-    /// `send_counts[i][j]`: what `i` sends to `j`.
+    /// `send_counts[i][j]`: elements that `i` sends to `j`.
     pub fn agree_counts(
         &self,
         signature: &Signature,

@@ -71,8 +71,8 @@ impl ThrottledCommunicator {
         lock(&self.link.state).busy
     }
 
-    /// Bytes that a call moves through the link of this rank; none of a call that waits for other
-    /// links only.
+    /// Bytes that a call moves through the link of this rank; `None` for a call that only waits for
+    /// other links.
     fn bytes(&self, call: &Call) -> Option<f64> {
         let (bytes, ranks) = (call.bytes() as f64, self.inner.size() as f64);
         let ring = bytes * (ranks - 1.0) / ranks;

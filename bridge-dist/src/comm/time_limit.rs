@@ -14,7 +14,8 @@ impl TimeLimit {
     }
 
     pub fn get(&self) -> Duration {
-        // Nothing else is published with it: an operation may use the old limit or the new one.
+        // Relaxed ordering, because no other data depends on it: an operation may use the old or
+        // the new limit.
         Duration::from_nanos(self.0.load(Ordering::Relaxed))
     }
 

@@ -159,7 +159,7 @@ mod tests {
             pause();
             timed.all_reduce((&mut vec![1.0_f32; 8]).into(), ReduceOp::Sum)?;
             let request = half.start_all_reduce(vec![1.0_f32; 8].into(), ReduceOp::Sum)?;
-            // Nobody is in a call while the operation makes progress.
+            // No rank is in a call while the operation makes progress.
             std::thread::sleep(work);
             let sum = request.wait()?.into_vec::<f32>().expect("float32");
             assert_eq!(sum, vec![2.0; 8]);

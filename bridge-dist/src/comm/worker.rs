@@ -186,7 +186,7 @@ impl<L: Collectives> Background<L> {
         })
     }
 
-    /// Runs `job` on the thread, after what was started before.
+    /// Runs `job` on the thread, after the jobs that were started before.
     pub fn start<T: Send + 'static>(
         &self,
         member: &impl GroupMember,
@@ -254,7 +254,7 @@ impl<S: Send + 'static> Worker<S> {
         });
         let (reply, outcome) = mpsc::channel();
         let job = move |state: &mut S| {
-            // If the request was dropped, nobody receives the result; other ranks still needed the
+            // If the request was dropped, the result is dropped; other ranks still need the
             // operation.
             let _ = reply.send(job(state));
         };

@@ -76,7 +76,7 @@ impl ProcessGroups {
         Ok(Self { mesh, coordinates: mesh.coordinates(rank), world, groups, calls })
     }
 
-    /// The groups of the only rank of a world of one. Nothing communicates.
+    /// The groups of the only rank of a world of one, without communication.
     pub fn single() -> Self {
         let mesh = Mesh::new(1, ParallelSizes::default(), RankOrder::default())
             .expect("one rank without model parallelism is a mesh");
@@ -156,7 +156,7 @@ impl ProcessGroups {
         self.get(GroupKind::Embedding)
     }
 
-    /// The first stage; `None` on the others.
+    /// Group of the first stage; `None` on other stages.
     pub fn position_embedding(&self) -> Option<&Group> {
         self.get(GroupKind::PositionEmbedding)
     }

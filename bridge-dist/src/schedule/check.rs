@@ -1,4 +1,4 @@
-//! Checks each rank's list by itself: every action happens once, and after the actions that it
+//! Checks each rank's list separately: every action happens once, and after the actions that it
 //! needs.
 
 use std::collections::HashSet;

@@ -4,8 +4,8 @@
 //! made the data, with one exception: a steady-state 1F1B step receives its next activation before
 //! it sends its gradient. Then the transfers on each link have the same order at both ends, and
 //! GPipe, 1F1B and forward-only schedules of one chunk run even if every send waits for its
-//! receive. ZB-H1 and interleaved schedules need sends that do not wait; in ZB-H1 a waiting
-//! gradient would cost part of what the schedule gains.
+//! receive. ZB-H1 and interleaved schedules need sends that do not wait; in ZB-H1 a blocking send
+//! of a gradient would cost part of the schedule's gain.
 
 use super::action::{Action, Message};
 use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
@@ -22,8 +22,8 @@ impl PipelineSchedule {
     }
 }
 
-/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without generating the
-/// others.
+/// The actions of one rank: entry `rank` of [`PipelineSchedule::ranks`], without generating other
+/// ranks' lists.
 ///
 /// # Errors
 /// If a size is 0 or the schedule cannot run this shape.
@@ -152,7 +152,7 @@ impl List {
     }
 
     /// Rank `r` keeps the weight part `r` micro-batches behind the input part. 1F1B holds `P - r`
-    /// micro-batches on rank `r`, so with `r` more every rank holds what the first one does, and
+    /// micro-batches on rank `r`, so with `r` more every rank holds as many as the first one, and
     /// the late ranks have work for the drain.
     fn zero_bubble(&mut self) {
         let microbatches = self.shape.num_microbatches;

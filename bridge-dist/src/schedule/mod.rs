@@ -1,9 +1,9 @@
-//! Pipeline schedules as data: what each rank computes, sends and receives, in order. One executor
-//! runs any of them; nothing here computes or communicates.
+//! Pipeline schedules as data: the ordered computations, sends and receives of each rank. One
+//! executor runs any schedule; this module does not compute or communicate.
 //!
 //! - [`PipelineSchedule`] makes the action lists (GPipe, 1F1B, interleaved, zero-bubble,
 //!   forward-only);
-//! - [`validate`] checks each list by itself, [`simulate`] executes all of them on virtual clocks;
+//! - [`validate`] checks each list separately, [`simulate`] executes all of them on virtual clocks;
 //! - [`placement`] says which layers a stage holds.
 //!
 //! A pipeline of `P` ranks with `C` chunks per rank is a chain of `P * C` virtual stages: chunk `c`
@@ -109,7 +109,7 @@ pub enum ScheduleError {
         /// The size.
         what: &'static str,
     },
-    /// The schedule has no chunks.
+    /// The schedule does not support model chunks.
     #[error("the {kind} schedule runs one model chunk per rank, not {num_chunks}; use the interleaved one")]
     NoChunks {
         /// The schedule.
@@ -131,7 +131,7 @@ pub enum ScheduleError {
         /// Rule that the shape breaks.
         rule: &'static str,
     },
-    /// A rank's list is invalid by itself.
+    /// A rank's list is invalid, independently of other ranks.
     #[error("rank {rank}, action {index} ({action}): {problem}")]
     Action {
         /// The rank.

@@ -16,7 +16,7 @@ pub struct Costs {
     pub backward_input: u64,
     /// The weight part of a chunk's backward.
     pub backward_weight: u64,
-    /// From the start of a send until its data can be used.
+    /// Time from the start of a send until its data can be used.
     pub transfer: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct SimulationReport {
     /// Time each rank spent computing.
     pub busy: Vec<u64>,
     /// Largest number of micro-batch-chunks on each rank whose forward is done and whose backward
-    /// (the weight part included) is not: what activation memory is proportional to. 0 for
+    /// (the weight part included) is not. Activation memory is proportional to it. 0 for
     /// forward-only.
     pub max_in_flight: Vec<usize>,
     /// Largest number of messages in transit from any rank to any other.
@@ -68,7 +68,7 @@ impl SimulationReport {
 /// Validates a schedule and executes it.
 ///
 /// # Errors
-/// If a list is invalid by itself, messages arrive in an unexpected order, or ranks deadlock.
+/// If a list is invalid, messages arrive in an unexpected order, or ranks deadlock.
 pub fn simulate(schedule: &PipelineSchedule, costs: Costs, sends: Sends) -> Result<SimulationReport, ScheduleError> {
     validate(schedule)?;
     let mut machine = Machine {
@@ -104,7 +104,7 @@ struct RankState {
 /// Messages from one rank to another.
 #[derive(Default)]
 struct Link {
-    /// By boundary and direction: the micro-batch and the arrival time of its data.
+    /// Queues by boundary and direction: the micro-batch and the arrival time of its data.
     queues: BTreeMap<(usize, Direction), VecDeque<(usize, u64)>>,
     /// When each message was sent.
     sent: Vec<u64>,

@@ -1,6 +1,6 @@
 //! The figures of docs/parallelism.md, drawn from real meshes and action lists. The test fails when
-//! a committed figure is not what the code draws now; `UPDATE_FIGURES=1 cargo test -p bridge-dist
-//! --test figures` writes them.
+//! a committed figure differs from the one that the code draws now; `UPDATE_FIGURES=1 cargo test -p
+//! bridge-dist --test figures` writes them.
 
 use std::fs;
 use std::path::Path;

@@ -9,7 +9,7 @@ const FILLS: [&str; 8] = ["#3b6fd4", "#c8641b", "#2f8a4c", "#8a4fc0", "#b23a5e",
 /// Number of fills.
 pub const NUM_FILLS: usize = FILLS.len();
 
-/// A drawing in the making. Lengths are in pixels.
+/// Builder of a drawing. Lengths are in pixels.
 pub struct Svg {
     width: u32,
     height: u32,
@@ -50,7 +50,7 @@ impl Svg {
         writeln!(self.body, r#"<text class="h" x="{x}" y="{y}">{}</text>"#, escape(text)).unwrap();
     }
 
-    /// The file. `title` is what screen readers say.
+    /// The file. `title` is read by screen readers.
     pub fn finish(self, title: &str) -> String {
         let Self { width, height, body } = self;
         let fills: String = FILLS.iter().enumerate().map(|(i, fill)| format!(".f{i}{{fill:{fill}}}")).collect();

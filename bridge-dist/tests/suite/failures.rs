@@ -30,8 +30,8 @@ pub const CASES: &[Case] = &[
 /// cores badly.
 pub static LIMIT: OnceLock<Duration> = OnceLock::new();
 
-/// Lets all ranks meet, and then gives them the time limit that this case waits for. All others
-/// have the long one of their world, so that a slow machine cannot turn a mismatch into a timeout.
+/// Runs a barrier, and then sets the time limit that this case waits for. All other cases use the
+/// long limit of their world, so that a slow machine cannot turn a mismatch into a timeout.
 fn meet(comm: &Group) -> Result<Duration, CommError> {
     let limit = *LIMIT.get().unwrap_or(&SHORT);
     comm.barrier()?;
@@ -111,10 +111,10 @@ fn other_counts(comm: &Group) -> Outcome {
 /// The receiver sees the mismatch; everybody else sees the failed world at the latest in the next
 /// collective.
 fn other_message(comm: &Group) -> Outcome {
-    // Where failures do not spread, those who have no part in it wait out the limit.
+    // If failures do not propagate, ranks without a part in the message wait until the limit.
     meet(comm)?;
     if comm.rank() == last(comm) {
-        // The sender may or may not notice by itself.
+        // The sender may or may not notice the mismatch.
         let _ = comm.send((&[1f32; 3]).into(), 0, 1);
     } else if comm.rank() == 0 {
         let error = comm.recv((&mut [0f32; 4]).into(), last(comm), 1).err().ok_or("unnoticed")?;
@@ -143,7 +143,7 @@ fn mismatch_in_the_background(comm: &Group) -> Outcome {
     names_the_last_rank(comm, result.map(drop))
 }
 
-/// The last rank does not come in time: the others say so, name it, and do not wait for it.
+/// The last rank is late: other ranks report this, name the rank, and do not wait for it.
 fn late_rank(comm: &Group) -> Outcome {
     let limit = meet(comm)?;
     if comm.rank() == last(comm) {
@@ -162,8 +162,8 @@ fn late_rank(comm: &Group) -> Outcome {
     Ok(())
 }
 
-/// The same for rank 0, which may have a part of its own in how ranks agree. It learns of the
-/// failure at the latest in its second operation: the others' share of the first may have been sent
+/// The same for rank 0, which may have a special role in the agreement of ranks. It notices the
+/// failure in its second operation at the latest: other ranks may have sent their data of the first
 /// before they gave up.
 fn late_first_rank(comm: &Group) -> Outcome {
     let limit = meet(comm)?;

@@ -1,6 +1,6 @@
-//! The conformance suite: what every communicator must do, as functions over a world communicator.
-//! Drivers run them on each implementation and world size. Expected values are computed here by the
-//! plainest means, from what each rank is known to hold.
+//! The conformance suite: requirements of every communicator, as functions over a world
+//! communicator. Drivers run them on each implementation and world size. Expected values are
+//! computed here in the simplest way from each rank's known data.
 
 use std::time::Duration;
 
@@ -296,8 +296,8 @@ fn message_order(comm: &Group) -> Outcome {
     Ok(())
 }
 
-/// A new limit holds for groups that were made before. A group of one waits for nobody, so only
-/// larger ones have to keep it.
+/// A new limit holds for groups that were made before. A group of one never waits, so only larger
+/// groups have to keep the limit.
 fn time_limits(comm: &Group) -> Outcome {
     let part = comm.split(Some(0), comm.rank(), "part")?.ok_or("a colour was given")?;
     let usual = comm.timeout();
@@ -339,7 +339,7 @@ fn split(comm: &Group) -> Outcome {
     let whole = halves.split(Some(0), 0, "again")?.ok_or("a colour was given")?;
     assert_eq!((whole.rank(), whole.size()), (halves.rank(), halves.size()));
     assert_eq!(*whole.world_ranks(), members);
-    // Nobody has to join.
+    // A rank does not have to join any group.
     let first = comm.split((rank == 0).then_some(9), 0, "first")?;
     assert_eq!(first.map(|group| group.world_ranks().to_vec()), (rank == 0).then(|| vec![0]));
     Ok(())
@@ -427,7 +427,7 @@ fn non_blocking_messages(comm: &Group) -> Outcome {
 }
 
 fn dropped_requests(comm: &Group) -> Outcome {
-    // A collective that one rank does not wait for still completes on the others.
+    // A collective that one rank does not wait for still completes on other ranks.
     let request = comm.start_all_reduce(vec![1i32].into(), ReduceOp::Sum)?;
     if comm.rank() == 0 {
         drop(request);

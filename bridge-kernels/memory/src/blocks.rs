@@ -2,7 +2,7 @@
 //!
 //! Blocks are runs of granules, named by the number of their first one. Free blocks hang in bins by
 //! size, eight bins for each power of two (two-level segregated fit, Masmano and others 2004). All
-//! bookkeeping is in a table beside the region, so that memory which nobody uses is never touched.
+//! bookkeeping is in a table beside the region, so that unused memory is never touched.
 
 /// No granule.
 const NONE: u32 = u32::MAX;
@@ -10,7 +10,7 @@ const NONE: u32 = u32::MAX;
 const SPLIT: u32 = 3;
 /// Bins: sizes fit 32 bits.
 const BINS: usize = ((33 - SPLIT) << SPLIT) as usize;
-/// Free blocks of a request's own bin that are looked at, any of which may be too small.
+/// Maximum number of free blocks tried in a request's own bin, where a block may be too small.
 const LOOKS: usize = 16;
 
 /// State of one granule. Only the first and the last granule of a block are kept up to date.

@@ -1,9 +1,9 @@
 //! History of large blocks: while it is recorded, each block is recorded with its owner, the
 //! activity of the rank that allocated it.
 //!
-//! It belongs to the process, as the allocator does. Ranks that are threads of one process have a
-//! [`RankSlot`] each. [`RankSlot::owner`] sets the activity of a rank for all threads that are
-//! attached to its slot, those of its pool included. Blocks of threads without a slot have one
+//! The history belongs to the process, as the allocator does. Ranks that are threads of one process
+//! have a [`RankSlot`] each. [`RankSlot::owner`] sets the activity of a rank for all threads that
+//! are attached to its slot, those of its pool included. Blocks of threads without a slot have one
 //! owner more. If nothing is recorded, a large block costs one check of a flag.
 
 use std::cell::Cell;
@@ -57,7 +57,7 @@ struct State {
     owners: Vec<String>,
     numbers: HashMap<String, u32>,
     live: HashMap<usize, Live>,
-    /// While a window is open: what was in use when it was opened, and what happened since.
+    /// While a window is open: blocks in use when it was opened, its start, and the events since.
     window: Option<(HashMap<usize, Live>, Instant, Vec<Event>)>,
     /// Windows that are open, one for each rank that asked.
     openings: usize,
@@ -131,7 +131,7 @@ pub fn start(report: Option<std::path::PathBuf>) {
     IS_ON.store(true, Ordering::Relaxed);
 }
 
-/// Stops the recording and drops what was recorded.
+/// Stops the recording and drops the recorded entries.
 pub fn stop() {
     IS_ON.store(false, Ordering::Relaxed);
     let was = IS_NOTING.replace(true);
@@ -157,7 +157,7 @@ pub(super) fn gives(block: *mut u8) {
 
 #[cold]
 fn note(address: usize, bytes: Option<usize>) {
-    // A thread that ends has no slot any more.
+    // A terminating thread has no slot any more.
     let slot = SLOT.try_with(Cell::get).unwrap_or(0);
     let owner = DOING[usize::from(slot)].load(Ordering::Relaxed);
     with_state(|state| state.note(address, bytes.map(|bytes| Live { bytes, owner, slot })));
@@ -270,8 +270,8 @@ impl Drop for Doing {
     }
 }
 
-/// Reports that a block of `bytes` cannot be allocated, with the owners of the others: on standard
-/// error and in the file of [`start`].
+/// Reports that a block of `bytes` cannot be allocated, with the owners of all live blocks, on
+/// standard error and in the file of [`start`].
 pub(super) fn failed(bytes: usize) {
     let used = usage().map_or(0, |usage| usage.used_bytes);
     let told = with_state(|state| report::failure(bytes, &state.live, &state.owners, state.report.take(), NAMED));

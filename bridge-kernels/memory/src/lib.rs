@@ -7,7 +7,7 @@
 //! and everything smaller from the system's allocator.
 //!
 //! Freed blocks stay with the process and are joined with their neighbours, so that it holds at
-//! most what was in use at one time, and what fragmentation adds. Install it in a program with
+//! most the peak of the memory in use, and fragmentation. Install it in a program with
 //!
 //! ```ignore
 //! #[global_allocator]

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 use super::blocks::{Blocks, Granule, Taken};
 use super::usage::COUNTERS;
 
-/// Bytes of a granule: what blocks are made of, and their alignment.
+/// Bytes of a granule, the unit and the alignment of blocks.
 const GRANULE: usize = 1 << 14;
 /// Bytes of a huge page.
 const HUGE_PAGE: usize = 1 << 21;
@@ -17,7 +17,8 @@ const SMALLEST_RANGE: usize = 1 << 28;
 
 /// A range of addresses, reserved when the first block is taken.
 pub(super) struct Region {
-    /// Read without the lock to tell whose a block is; nothing until it is reserved.
+    /// Address range, read without the lock to find out if a block belongs to the region. Unset
+    /// until the range is reserved.
     addresses: OnceLock<Range<usize>>,
     state: Mutex<State>,
 }
@@ -78,13 +79,12 @@ impl Region {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing that holds the lock panics; if it ever did, the table would still be the best
-        // there is.
+        // Code that holds the lock does not panic. If it did, the table would still be usable.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Reserves as many addresses as the machine has memory, or what the system grants of that.
-    /// Nothing is occupied yet.
+    /// Reserves as many addresses as the machine has memory, or as many as the system grants. No
+    /// memory is committed yet.
     fn reserve(&self) -> Option<Blocks<'static>> {
         // SAFETY: no arguments that could be wrong.
         let (pages, page) = unsafe { (libc::sysconf(libc::_SC_PHYS_PAGES), libc::sysconf(libc::_SC_PAGESIZE)) };

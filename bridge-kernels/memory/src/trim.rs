@@ -1,12 +1,12 @@
-//! Memory that a program holds and does not need: what was freed, and code that has run.
+//! Memory that a program holds without using it: freed blocks, and code that has run.
 
-/// Gives memory back to the system that a phase leaves behind: loading and setting up, the first
-/// step. It takes milliseconds; where another thread is at it, none. Elsewhere than on Linux with
-/// the GNU C library it does nothing.
+/// Returns unused memory to the system after a phase such as set-up or the first step. Takes
+/// milliseconds, and returns at once if another thread is doing it. Has no effect except on Linux
+/// with the GNU C library.
 ///
-/// Two kinds: what was freed (the allocator of the C library keeps what small blocks had, page by
-/// page between others, for small blocks to come), and the program's code (what runs again is
-/// mapped again from the system's cache of the file, or read again; what only set up is not).
+/// Two kinds of memory are returned: freed memory, of which the C library's allocator keeps pages
+/// for later small blocks, and pages of the program's code. Code that runs again is mapped again
+/// from the page cache or read again; set-up code is not.
 pub fn release_unused_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu", not(miri)))]
     {
@@ -38,8 +38,7 @@ mod code {
         }
     }
 
-    /// The program's path, and what the system says of the mappings of this process (proc(5),
-    /// smaps).
+    /// The program's path, and the text of `/proc/self/smaps` (proc(5)).
     fn mappings() -> Option<(String, String)> {
         let program = std::fs::read_link("/proc/self/exe").ok()?.into_os_string().into_string().ok()?;
         Some((program, std::fs::read_to_string("/proc/self/smaps").ok()?))

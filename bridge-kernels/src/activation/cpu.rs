@@ -18,7 +18,7 @@ const CUBIC: f32 = 0.044_715;
 
 /// A function and its derivative at one point.
 trait Pointwise: Sync {
-    /// `(f(x), f'(x))`; what is not used is optimised away.
+    /// `(f(x), f'(x))`; the compiler removes an unused one.
     fn at(x: f32) -> (f32, f32);
 }
 
@@ -286,8 +286,8 @@ pub fn softcap_in_place(x: &mut [f32], cap: f32) {
 mod tests {
     use super::*;
 
-    /// Blocks and what is left over have the gradients that single elements have, bit for bit, also
-    /// of bounded and undefined values.
+    /// Blocks and the remainder have the gradients that single elements have, bit for bit, also of
+    /// bounded and undefined values.
     #[test]
     fn gradients_of_a_row_are_those_of_its_elements() {
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 9.0, -9.0];

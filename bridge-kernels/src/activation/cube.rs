@@ -28,7 +28,7 @@ fn sigmoid(x: f32) -> f32 {
     1.0f32 / (1.0f32 + (-x).exp())
 }
 
-/// `kind` at `x`; what is not used is left out of the kernel.
+/// `kind` and its derivative at `x`; the kernel omits unused values.
 #[cube]
 fn at(x: f32, #[comptime] kind: Activation) -> Point {
     match comptime!(kind) {

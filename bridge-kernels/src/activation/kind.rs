@@ -49,7 +49,7 @@ impl From<Activation> for GatedUnit {
     }
 }
 
-/// Unit behind the first product of a feed-forward block.
+/// Unit after the first product of a feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FeedForwardUnit {
     /// A non-linearity.

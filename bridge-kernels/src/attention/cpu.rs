@@ -1,4 +1,4 @@
-//! Causal attention by blocks of queries: forward, and what forward and backward share.
+//! Causal attention by blocks of queries: forward, and the parts that forward and backward share.
 //!
 //! A task takes a block of queries, one head after the other. The scores of one block and head are
 //! all that exists of the score matrix; the backward forms them again from the log-sum-exp of each

@@ -49,11 +49,11 @@ struct Scratch {
     v: Vec<f32>,
 }
 
-/// Gradients from those of the output. A task takes one query head of one sequence with all its
-/// queries.
+/// Gradients of the inputs from the output's gradient. A task takes one query head of one sequence
+/// with all its queries.
 ///
 /// Query heads that share a key each form its gradient for themselves, `[b, h, s, d + width]` in
-/// all; these are then added up in the order of the heads, whatever thread had which.
+/// all; these are then added in the order of the heads, independent of the assignment to threads.
 pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
     let Attention { b, s, h, g, d, width, .. } = attention;
     if h == g {
@@ -85,8 +85,8 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
     });
 }
 
-/// Gradients of the sinks, `[h]`: a sink's probability goes to no value, so that it only takes from
-/// the others.
+/// Gradients of the sinks, `[h]`: a sink has no value, so its probability only lowers the
+/// probabilities of keys.
 pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
     let Attention { b, t, h, width, .. } = attention;
     let of_head = |head: usize| {

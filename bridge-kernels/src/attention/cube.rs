@@ -3,7 +3,7 @@
 //! scores again from the log-sum-exp of each query.
 //!
 //! Products are in float32 on a GPU's ordinary units, not on its matrix units: memory is saved in
-//! any dtype, time where the score matrix is what takes it.
+//! any dtype, time only where the score matrix dominates it.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;

@@ -3,9 +3,9 @@
 //! Between the products are one kernel forward and one backward, which reads scores formed again
 //! and the log-sum-exp of each query.
 //!
-//! A table of products writes scores, and gradients of probabilities, in float32, whatever the
-//! storage: the kernels read these, and write in the storage what the next product reads, in memory
-//! of its own. Burn's products round to the storage.
+//! A table of products writes scores and gradients of probabilities in float32 for any storage
+//! dtype. The kernels read these, and write the inputs of the next product in the storage dtype to
+//! memory of their own. Burn's products round to the storage dtype.
 
 use std::convert::Infallible;
 
@@ -288,7 +288,7 @@ impl Saved {
                 self.row_form(units),
                 self.storage_with(&scores),
             );
-            // Its memory may be used again by what comes next.
+            // Later operations may reuse the memory of the scores.
             drop(scores);
             let out = products.narrow(&probabilities.tensor(), &part.of_keys(&v));
             append(&mut sequences, part, part.by_query(out, self.problem.h));
@@ -347,7 +347,7 @@ impl Saved {
     }
 }
 
-/// Adds what a part has of its queries to the runs of its sequences.
+/// Adds a part's rows of queries to those of its sequence.
 fn append(sequences: &mut Vec<Vec<Tensor<4>>>, part: &Part, own: Tensor<4>) {
     match sequences.last_mut().filter(|_| part.query > 0) {
         Some(sequence) => sequence.push(own),

@@ -80,11 +80,11 @@ pub(super) struct Block {
     pub line: usize,
     /// The first key.
     pub begin: usize,
-    /// Behind the last key.
+    /// End of the range of keys, exclusive.
     pub end: usize,
 }
 
-/// The block of this cube, of `rows` queries. Its batch is beyond the last for a cube too many.
+/// The block of this cube, of `rows` queries. For surplus cubes its batch is beyond the last.
 #[cube]
 pub(super) fn block_of_queries(rows: usize, sizes: &Sizes) -> Block {
     let (queries, keys, heads) = (sizes.queries as usize, sizes.keys as usize, sizes.heads as usize);

@@ -8,13 +8,13 @@ use crate::cpu::gemm::{Matrix, MatrixMut};
 /// Strides, in elements, of heads whose own elements are adjacent.
 #[derive(Clone, Copy, Debug)]
 pub struct HeadStrides {
-    /// From a sequence to the next.
+    /// Elements from one sequence to the next.
     pub batch: usize,
-    /// From a token to the next.
+    /// Elements from one token to the next.
     pub token: usize,
-    /// From a group of heads to the next.
+    /// Elements from one group of heads to the next.
     pub group: usize,
-    /// From a head to the next of its group.
+    /// Elements from one head to the next of its group.
     pub head: usize,
     /// Heads of a group.
     pub per_group: usize,

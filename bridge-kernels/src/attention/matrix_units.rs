@@ -364,7 +364,7 @@ impl Saved {
 }
 
 /// True if the device of `x` has matrix units for its elements, and planes of the size that the
-/// kernels need. Nothing is copied.
+/// kernels need. Does not copy.
 fn has_matrix_units(x: &Tensor<4>) -> bool {
     let Ok(x) = x.clone().without_autodiff().try_into_primitive::<Cube>() else { return false };
     let (properties, element) = (x.client.properties(), dtype_to_storage_type(x.dtype));

@@ -20,8 +20,9 @@ pub struct AttentionOptions {
     /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as
     /// queries.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// Attention sinks, `[h]`: in the softmax of every query of a head stands one more score, the
-    /// head's, that has no value (Xiao et al., arXiv:2309.17453, section 3.3). They have gradients.
+    /// Attention sinks, `[h]`: the softmax of every query of a head includes one more score, the
+    /// head's sink, which has no value (Xiao et al., arXiv:2309.17453, section 3.3). Sinks have
+    /// gradients.
     pub sinks_h: Option<Tensor<1>>,
     /// Destination of the max logit, if it is recorded. Sinks do not count.
     pub probe: Option<MaxLogitProbe>,

@@ -10,8 +10,8 @@ pub(super) const FEWEST_QUERIES: usize = 64;
 /// Fewest keys, and bytes of an element, for which products are taken.
 const FEWEST_KEYS: usize = 256;
 const ELEMENT_BYTES: usize = 2;
-/// Largest head for which a unit of the form on matrix units has registers, and what heads are
-/// multiples of there.
+/// Largest head for which a unit of the form on matrix units has registers, and the number of which
+/// head sizes are multiples there.
 pub(super) const LARGEST_HEAD: usize = 128;
 pub(super) const HEAD_MULTIPLE: usize = 16;
 

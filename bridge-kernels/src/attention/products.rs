@@ -33,7 +33,7 @@ impl<T: Table> Products<T> {
         self.multiply(a, b, a.dtype()).unwrap_or_else(|| a.clone().matmul(b.clone()))
     }
 
-    /// `x` as a table takes it, so that what several products read is copied once, if it has to be.
+    /// `x` as a table takes it, so that a factor of several products is copied at most once.
     pub fn operand(&self, x: Tensor<4>) -> Tensor<4> {
         let operand = self.0.as_ref().and_then(|table| table.operand(x.clone()));
         operand.map_or(x, |operand| operand.tensor)
@@ -62,7 +62,7 @@ impl Sums {
         Self { shape, dtype, open: None, done: Vec::new() }
     }
 
-    /// Adds what a part makes of its keys: `own^T` `[batches, g, keys, rows]` times `rows`
+    /// Adds a part's term of the sums for its keys: `own^T` `[batches, g, keys, rows]` times `rows`
     /// `[batches, g, rows, columns]`.
     pub fn add<T: Table>(&mut self, products: &Products<T>, part: &Part, own: &Tensor<4>, rows: &Tensor<4>) {
         let [g, s, columns] = self.shape;

@@ -94,8 +94,8 @@ impl Convolution {
         Gradients { x: dx, weight: transposed(&weight, k), bias }
     }
 
-    /// The rows of `dx` from token `first` on. `slopes` is memory for the gradients of what goes
-    /// into the SiLU.
+    /// The rows of `dx` from token `first` on. `slopes` is memory for the gradients of the SiLU's
+    /// input.
     #[inline(always)]
     fn backward_rows(
         &self,

@@ -109,7 +109,7 @@ fn forward<X: Float, W: Float, P: Int>(
     y[element] = X::cast_from(sum * sigmoid(sum));
 }
 
-/// The gradient of what goes into the SiLU.
+/// The gradient of the SiLU's input.
 #[cube(launch)]
 fn slopes<X: Float, W: Float, P: Int>(
     x: &[X],
@@ -130,7 +130,7 @@ fn slopes<X: Float, W: Float, P: Int>(
     slopes[element] = f32::cast_from(dy[element]) * s * (1.0f32 + sum * (1.0f32 - s));
 }
 
-/// The gradient of the input, from the taps of this token and those behind it.
+/// The gradient of the input, from the taps of this token and those after it.
 #[cube(launch)]
 fn input_gradient<X: Float, W: Float, P: Int>(
     slopes: &[f32],
@@ -235,7 +235,7 @@ impl Convolution {
         y
     }
 
-    /// The gradient of what goes into the SiLU, float32.
+    /// The gradient of the SiLU's input, float32.
     fn slopes(&self, dy: &Buffer) -> Buffer {
         let Self { x, weight, bias, documents, .. } = self;
         let result = x.uninitialised(x.0.meta.shape().clone(), DType::F32);

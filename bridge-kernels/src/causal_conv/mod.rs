@@ -10,8 +10,8 @@ use burn::tensor::{Int, Tensor, activation::silu};
 
 use crate::precision::{narrow, widen};
 
-/// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, each channel by itself; before
-/// the sequence, or the document where tokens have the ids of documents, is zero.
+/// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, for each channel separately.
+/// Before the beginning of the sequence (with document ids, of the document) `x` is zero.
 ///
 /// Computed in float32 whatever the input's dtype, and rounded once.
 ///

@@ -93,7 +93,7 @@ mod tests {
             a.copy_from_slice(&[1.0, 2.0, 3.0]);
         });
         assert_eq!((a, b), (vec![1.0, 2.0, 3.0], Vec::new()));
-        // Elements that nobody writes have some value, which stays the same.
+        // Unwritten elements have an arbitrary but stable value.
         let values = filled(1000, |_| {});
         assert_eq!(
             values.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),

@@ -119,7 +119,7 @@ impl<'a> MatrixMut<'a> {
 pub enum Output {
     /// Overwritten (it may be uninitialised).
     Set,
-    /// Added to.
+    /// The product is added to the old contents.
     Add,
 }
 
@@ -142,11 +142,11 @@ const TINY: usize = 256;
 /// Pieces begin at multiples of these, where the crate's kernel has few ragged edges.
 const PIECE_UNIT: (usize, usize) = (6, 32);
 
-/// Into how many rows and columns of pieces a product is cut for a number of threads.
+/// Numbers of rows and columns of pieces that a product is divided into for a number of threads.
 ///
-/// Each thread copies what it reads of the operands into the kernel's order. That is expensive for
-/// an `a` that lies column by column (the gradient of a weight), so then rows are cut, which
-/// divides `a`; otherwise columns are, which divides `b`.
+/// Each thread copies its parts of the operands into the kernel's order. That is expensive for an
+/// `a` that lies column by column (the gradient of a weight), so then rows are cut, which divides
+/// `a`; otherwise columns are, which divides `b`.
 fn pieces(a: &Matrix<'_>, b: &Matrix<'_>, threads: usize) -> (usize, usize) {
     let at_most = |len: usize, min: usize, wanted: usize| (len / min).clamp(1, wanted);
     let min_rows = smallest(MIN_PIECE.0, PIECE_UNIT.0, b.cols);

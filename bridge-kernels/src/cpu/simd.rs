@@ -2,11 +2,11 @@
 //! them vectorise.
 
 /// Evaluates an expression compiled for the widest vector extension of this machine: AVX-512, or
-/// AVX2 with FMA, or what the target has always, as NEON on AArch64.
+/// AVX2 with FMA, or the target's baseline, such as NEON on AArch64.
 ///
 /// Functions that the expression calls have to be `#[inline(always)]` to be compiled for that
-/// extension too. A macro, because the closure has to be inlined: left to itself the compiler calls
-/// it, and then it has no vector extension.
+/// extension too. A macro, because the closure has to be inlined: otherwise the compiler may call
+/// it, and compile it without the vector extension.
 macro_rules! vectorised {
     ($body:expr) => {
         $crate::cpu::simd::dispatch(
@@ -116,7 +116,7 @@ pub fn larger_magnitude(largest: f32, x: f32) -> f32 {
 /// `e^x` for a softmax: 0 below `e^-80`.
 ///
 /// Without the cut, products of such probabilities fall into the denormal range, where a CPU is a
-/// hundred times slower; what is lost is 35 orders of magnitude below the largest probability.
+/// hundred times slower; the lost values are 35 orders of magnitude below the largest probability.
 #[inline(always)]
 pub fn exp_or_zero(x: f32) -> f32 {
     if x < -80.0 { 0.0 } else { exp(x) }
@@ -210,7 +210,7 @@ pub fn normal_cdf_pdf(x: f32) -> (f32, f32) {
     const INVERSE_ROOT_2_PI: f32 = 0.398_942_3;
     let magnitude = x.abs();
     let square = x * x;
-    // What rounding took from the square matters in the exponent.
+    // The rounding error of the square is significant in the exponent.
     let lost = x.mul_add(x, -square);
     let gaussian = exp(-0.5 * square);
     let gaussian = (-0.5 * lost * gaussian) + gaussian;

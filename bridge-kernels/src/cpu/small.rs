@@ -8,7 +8,7 @@ pub(crate) trait Small {
     const LARGEST: f32;
     /// The code of the largest finite number.
     const LARGEST_CODE: u32;
-    /// A code that is no number.
+    /// The code of a NaN.
     const NAN: u32;
 
     /// Bias of the exponent.
@@ -53,8 +53,8 @@ impl Small for E5M2 {
     const NAN: u32 = 0x7f;
 }
 
-/// The number of a code; what is not finite is NaN. Without denormal numbers on the way, which are
-/// slow, and without branches, so that it vectorises.
+/// Decodes a code; codes that are not finite give NaN. Avoids denormal intermediate values, which
+/// are slow, and branches, so that it vectorises.
 #[inline(always)]
 pub(crate) fn decode<S: Small>(code: u32) -> f32 {
     let sign = (code >> (S::EXPONENT + S::MANTISSA)) << 31;
@@ -66,8 +66,7 @@ pub(crate) fn decode<S: Small>(code: u32) -> f32 {
     f32::from_bits(bits | sign)
 }
 
-/// The code of the nearest number, of two the even one. What is beyond the largest number becomes
-/// that.
+/// Encodes to nearest even. Values beyond the largest number saturate.
 #[inline(always)]
 pub(crate) fn encode<S: Small>(x: f32) -> u32 {
     let sign = x.to_bits() >> 31;

@@ -74,7 +74,7 @@ fn products_read_and_write_strided_blocks() {
         let expected: Vec<f32> = product[i * 4..][..4].iter().map(|p| 1.0 + 2.0 * p).collect();
         assert_close(&row[1..5], &expected);
     }
-    // Nothing to add up is zero, and no rows or columns are fine.
+    // An empty sum is zero, and empty matrices are allowed.
     let mut none = vec![7.0; 2];
     gemm(
         MatrixMut::new(&mut none, 1, 2),
@@ -152,7 +152,8 @@ fn attention_forward_and_backward() {
     let part =
         |from: usize, to: usize| gradients.chunks(row).flat_map(|token| &token[from * d..to * d]).copied().collect();
     let (dq, dk, dv): (Vec<f32>, Vec<f32>, Vec<f32>) = (part(0, h), part(h, h + g), part(h + g, h + 2 * g));
-    // Probabilities add up to one, so what comes in goes on to the values as a whole.
+    // Probabilities add up to one, so the sum of the output's gradient is the sum of the values'
+    // gradient.
     let sum = |x: &[f32]| x.iter().sum::<f32>();
     assert_close(&[sum(&dv)], &[sum(&d_out)]);
     // A key added to all keys changes no probability: gradients of the keys that a query sees

@@ -13,7 +13,7 @@ const ENOUGH_TOKENS_ON_GPU: usize = 4096;
 /// Most bytes of the logits of [`ENOUGH_TOKENS_ON_GPU`] tokens; with more, a chunk has fewer
 /// tokens.
 const MOST_BYTES_ON_GPU: usize = 1 << 30;
-/// Fewest tokens of a chunk on a GPU, whatever bytes their logits take.
+/// Fewest tokens of a chunk on a GPU, for any size of their logits.
 const FEWEST_TOKENS_ON_GPU: usize = 1024;
 
 /// Tokens of one chunk on the CPU, of `n`, for a vocabulary of `v`. Chunks have one size: a few
@@ -42,14 +42,14 @@ pub fn workspace_bytes(n: usize, v: usize) -> usize {
     chunk_rows(n, v) * v * size_of::<f32>()
 }
 
-/// Columns of logits in the memory of a GPU for a vocabulary of `v`: rows that begin at multiples
-/// of 16 bytes are what matrix units and vectors take.
+/// Columns of logits in the memory of a GPU for a vocabulary of `v`: matrix units and vectors need
+/// rows that begin at multiples of 16 bytes.
 pub fn pitch(v: usize) -> usize {
     v.next_multiple_of(8)
 }
 
 /// [`workspace_bytes`] on a GPU, for elements of `element_bytes` each and hidden states of `c`:
-/// with a copy of the projection, if the vocabulary is no multiple of eight.
+/// with a copy of the projection, if the vocabulary is not a multiple of eight.
 pub fn workspace_bytes_on_gpu(n: usize, [v, c]: [usize; 2], element_bytes: usize) -> usize {
     let pitch = pitch(v);
     let copy = if pitch == v { 0 } else { pitch * c };

@@ -17,7 +17,7 @@ use crate::quantized::{QuantizedMatrix, cpu as quantized};
 /// The output projection `[v, c]`.
 #[derive(Clone, Copy)]
 pub enum Projection<'a> {
-    /// In float32.
+    /// A float32 matrix.
     Whole(Matrix<'a>),
     /// Held quantised, without a gradient.
     Quantized(&'a QuantizedMatrix),

@@ -79,8 +79,8 @@ fn partition<X: Float, N: Size>(
     Partition { top: largest, sum }
 }
 
-/// The loss of each row of `logits [n, v]`, of which `columns` count; the logits become their
-/// gradients if those are wanted, the others zeros.
+/// The loss of each row of `logits [n, v]`, of which `columns` count. If gradients are needed, they
+/// overwrite the logits, with zeros in the other columns.
 ///
 /// With `p = softmax(logits)` and `z` its log-partition: `loss = mask * (z - logit[target] + z_loss
 /// * z^2)`, whose gradient is `mask * (p * (1 + 2 * z_loss * z) - onehot(target))`, times the slope
@@ -107,7 +107,7 @@ fn token_losses<X: Float, T: Int, N: Size>(
     let start = row * vectors;
     let counted = mask[row];
     if counted == 0.0f32 {
-        // Such a token may have any target, and logits that are not finite.
+        // A masked token may have any target, and logits that are not finite.
         if unit == 0 {
             losses[row] = 0.0f32;
         }

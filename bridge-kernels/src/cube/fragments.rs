@@ -6,8 +6,8 @@
 //! numbers `2 (l % 4)` and the next one; so sums of 16 x 16, rounded, are the first factor of
 //! another product as they are.
 //!
-//! Devices without matrix units can be asked to do the same (`emulated`): registers are exchanged
-//! through shared memory, for tests.
+//! For tests, devices without matrix units can emulate this (`emulated`): registers are exchanged
+//! through shared memory.
 
 use burn::cubecl;
 use burn::cubecl::cmma::MmaDefinition;
@@ -15,10 +15,9 @@ use burn::cubecl::prelude::*;
 
 use super::tile::Rows;
 
-/// Two elements side by side: what a register has.
+/// Two adjacent elements, the content of a register.
 pub(crate) type Pair<X> = Vector<X, Const<2>>;
-/// Four elements side by side: what a unit reads of shared memory at once, two registers of a
-/// factor.
+/// Four adjacent elements, two registers of a factor: a unit's single read from shared memory.
 pub(crate) type Quad<X> = Vector<X, Const<4>>;
 
 /// Units of a plane.
@@ -102,8 +101,8 @@ fn half_of<X: Float>(quad: Quad<X>, #[comptime] half: usize) -> Pair<X> {
 }
 
 /// The first factor, `[16, 16]`: rows of this unit's plane in a tile, from column `16 * step` on.
-/// Its columns have another order than the tile's, which is also that of [`second_factor`], so that
-/// a unit's are side by side.
+/// Its columns are permuted in the same way as in [`second_factor`], so that the elements of a unit
+/// are adjacent.
 #[cube]
 pub(crate) fn first_factor<X: Float>(
     tile: &Shared<[Quad<X>]>,
@@ -273,7 +272,8 @@ pub(crate) fn row_sum(value: f32, exchange: &mut Shared<[f32]>, #[comptime] emul
 }
 
 /// Brings `rows` rows of `columns` columns into shared memory; `from` counts vectors of four
-/// elements or more, and what a tile has beyond its rows is zero. Followed by a `sync_cube`.
+/// elements or more, and the elements of a tile beyond its rows are zero. Followed by a
+/// `sync_cube`.
 #[cube]
 pub(crate) fn load<X: Float, N: Size>(
     tile: &mut Shared<[Quad<X>]>,

@@ -29,7 +29,7 @@ use crate::vjp::{self, Lift};
 /// The primitive of all CubeCL runtimes.
 pub(crate) type CubeTensor = FloatTensor<Cube>;
 
-/// Most units (threads) of a cube that our kernels ask for: what WebGPU guarantees.
+/// Most units (threads) of a cube that our kernels use: the limit that WebGPU guarantees.
 const MOST_UNITS: u32 = 256;
 
 /// A tensor on a CubeCL device with its elements side by side, outside any graph.
@@ -57,7 +57,7 @@ impl Buffer {
         Self::from_tensor(x)
     }
 
-    /// As [`Self::from_tensor`], of memory that nobody else has: the tensor's own, or a copy.
+    /// [`Self::from_tensor`] with exclusive memory: the tensor's own, or a copy.
     pub fn owned<const D: usize>(x: Tensor<D>) -> Option<Self> {
         let buffer = Self::from_tensor(&x)?;
         drop(x);
@@ -96,9 +96,9 @@ impl Buffer {
         Self(CubeTensor::new_contiguous(client, self.0.device.clone(), shape, handle, dtype))
     }
 
-    /// Memory of the size and dtype of a tensor whose elements nobody wants: its own, if nobody
-    /// else has it and it is on the device of `self` and of the same stream: who reads on another
-    /// one waits for what was there when the memory was reserved.
+    /// Memory of the size and dtype of a tensor whose elements are not needed. The tensor's memory
+    /// is reused if it is exclusive and on the device and stream of `self`. A reader on another
+    /// stream only waits for work up to the reservation of the memory.
     pub fn in_place_of<const D: usize>(&self, x: Tensor<D>) -> Self {
         let (len, dtype) = (x.shape().num_elements(), x.dtype());
         match Self::as_it_is(&x) {

@@ -1,9 +1,9 @@
 //! Products of tiles in float32, by cubes of [`SIDE`] times [`SIDE`] units.
 //!
 //! A tile has `SIDE r` rows and columns. Unit `(y, x)` has its elements in rows `y + SIDE i` and
-//! columns `x + SIDE j`, element `i r + j` of an array of `r r`. What a unit sums for wider rows,
-//! `columns` of each, has its element `i columns + j` likewise. All units of a cube must call these
-//! functions together. The order of a sum depends on sizes alone.
+//! columns `x + SIDE j`, element `i r + j` of an array of `r r`. Sums of a unit for wider rows,
+//! `columns` of each, are ordered in the same way: element `i columns + j`. All units of a cube
+//! must call these functions together. The order of a sum depends on sizes only.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -26,7 +26,7 @@ pub(crate) fn tile_len(r: usize) -> usize {
     r * SIDE * tile_pitch(r)
 }
 
-/// From a row of a tile in shared memory to the next.
+/// Elements from one row of a tile in shared memory to the next.
 pub(crate) fn tile_pitch(r: usize) -> usize {
     r * SIDE + 1
 }
@@ -35,9 +35,9 @@ pub(crate) fn tile_pitch(r: usize) -> usize {
 #[derive(CubeType, Clone, Copy)]
 pub(crate) struct Rows {
     pub start: usize,
-    /// From a row to the next.
+    /// Elements from one row to the next.
     pub stride: usize,
-    /// From a column to the next.
+    /// Elements from one column to the next.
     pub step: usize,
     pub count: usize,
 }
@@ -79,7 +79,7 @@ pub(crate) fn add_products<A: Float, B: Float>(
     let second = comptime!(r * SIDE * PITCH);
     let mut first = 0usize;
     while first < depth {
-        // Others may still read what the stage had before.
+        // Other units may still read the previous content of the stage.
         sync_cube();
         #[unroll]
         for i in 0..r {
@@ -178,7 +178,7 @@ pub(crate) fn add_row_products<A: Float, B: Float>(
     }
 }
 
-/// Puts the units' elements into the tile in shared memory, once all have read what was there.
+/// Puts the units' elements into the tile in shared memory, once all have read the old elements.
 #[cube]
 pub(crate) fn share(tile: &mut Shared<[f32]>, values: &Array<f32>, #[comptime] r: usize) {
     let (y, x) = (UNIT_POS as usize / SIDE, UNIT_POS as usize % SIDE);

@@ -17,7 +17,7 @@ use crate::random::Philox;
 enum Follow {
     /// All are the same memory.
     Same,
-    /// Behind each other, with a gap.
+    /// After each other, with a gap.
     Behind(usize),
     /// Rows (or columns) of all lie between those of each other, as heads do.
     Between,
@@ -221,8 +221,8 @@ fn assert_close<const D: usize>(found: &Tensor<D>, expected: &Tensor<D>, most: f
     }
 }
 
-/// Heads of tokens, parts of keys, broadcast batches: what lies at one stride is read where it is,
-/// the rest is copied, and all are Burn's.
+/// Heads of tokens, parts of keys, broadcast batches: views with one batch stride are read in
+/// place, all others are copied. All results equal Burn's.
 #[test]
 fn products_of_views_are_burns() {
     let (b, t, g, heads, s, d) = (2, 5, 3, 2, 7, 11);

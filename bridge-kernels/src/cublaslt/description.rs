@@ -1,6 +1,5 @@
 //! Description of a matrix product: sizes, strides, dtypes and epilogue. Rows are contiguous, as in
-//! tensors; a translation gives the columns that cuBLASLt expects. Plain data; nothing here
-//! computes.
+//! tensors; a translation gives the columns that cuBLASLt expects. Plain data, without computation.
 
 use burn::tensor::DType;
 
@@ -23,8 +22,8 @@ pub enum Element {
 }
 
 impl Element {
-    /// `None` for what no product is made of, and for codes of 8 bits, which are no floats to a
-    /// tensor.
+    /// `None` for dtypes without products, and for 8-bit codes, which are not a float dtype of
+    /// tensors.
     pub fn from_dtype(dtype: DType) -> Option<Self> {
         match dtype {
             DType::F32 => Some(Self::F32),
@@ -34,8 +33,8 @@ impl Element {
         }
     }
 
-    /// The dtype of a tensor with such elements. Four codes of 8 bits are the bits of one float32,
-    /// of which nobody reads the value: a tensor of floats has no smaller element.
+    /// The dtype of a tensor with such elements. Four 8-bit codes are stored as the bits of one
+    /// float32, whose value is never used, because float tensors have no smaller element.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 | Self::E4M3 | Self::E5M2 => DType::F32,
@@ -61,7 +60,7 @@ impl Element {
     /// Value of a code, without its scale.
     ///
     /// # Panics
-    /// If elements are no codes.
+    /// If the elements are not codes.
     pub fn value_of(self, code: u8) -> f32 {
         match self {
             Self::E4M3 => decode::<small::E4M3>(u32::from(code)),
@@ -74,9 +73,9 @@ impl Element {
 /// Dimension whose elements are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// A row.
+    /// Row-major.
     Rows,
-    /// A column.
+    /// Column-major.
     Columns,
 }
 
@@ -119,7 +118,7 @@ impl Matrix {
         Self { rows, columns, leading: columns, order: Order::Rows, element, batches: 1, apart: 0 }
     }
 
-    /// Batch of `batches` such matrices, each `apart` elements behind the last.
+    /// Batch of `batches` such matrices, each `apart` elements after the last.
     ///
     /// # Panics
     /// If `batches` is 0.
@@ -273,16 +272,16 @@ impl Epilogue {
     }
 }
 
-/// Columns of what an epilogue keeps come in multiples of this; cuBLASLt asks for it.
+/// The columns of the epilogue's kept output must be a multiple of this for cuBLASLt.
 const KEPT_MULTIPLE: usize = 8;
-/// Codes come in multiples of this along the sum; cuBLASLt asks for it.
+/// The number of codes along the sum must be a multiple of this for cuBLASLt.
 pub const CODES_MULTIPLE: usize = 16;
 
-/// `d = epilogue(alpha * a b + beta * c)`, in rows; of a batch, each product by itself.
+/// `d = epilogue(alpha * a b + beta * c)`, in rows, for each product of a batch.
 ///
 /// # Shapes
-/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, what is kept `[m, n]`, a bias'
-/// gradient `[m]`. All have as many matrices.
+/// `a` `[m, k]`, `b` `[k, n]`, `c` and `d` `[m, n]`, a bias `[n]`, the kept output `[m, n]`, a
+/// bias' gradient `[m]`. All have the same number of matrices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
     /// The first factor.
@@ -291,11 +290,11 @@ pub struct Product {
     pub(crate) b: Matrix,
     /// Summand; `None` without one, and then `beta` is zero.
     pub(crate) c: Option<Matrix>,
-    /// The result: rows and matrices without gaps, or what is added, in its place.
+    /// The result: rows and matrices without gaps, or written over the added matrix `c`.
     pub(crate) d: Matrix,
     /// Factor of the product.
     pub(crate) alpha: f32,
-    /// Factor of what is added.
+    /// Factor of the added matrix `c`.
     pub(crate) beta: f32,
     /// Epilogue of the sum.
     pub(crate) epilogue: Epilogue,
@@ -308,8 +307,8 @@ impl Product {
     /// result of 32, factors of 8 bits have one of 16 or 32.
     ///
     /// `None` if the factors are stored differently, if the result is narrower than they are or of
-    /// another 16 bits, or if TF32 is asked of factors that are not float32. Codes of 8 bits of
-    /// either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and
+    /// another 16 bits, or if TF32 is requested for factors that are not float32. Codes of 8 bits
+    /// of either kind may be multiplied, but for two of E5M2, as one matrix each: rows of `a`, and
     /// columns of `b`, lie side by side, and [`CODES_MULTIPLE`] divides the terms of a sum.
     ///
     /// # Panics
@@ -357,7 +356,7 @@ impl Product {
         self.d
     }
 
-    /// The factors of the product and of what is added.
+    /// The scalar factors of the product and of the added matrix.
     pub fn scales(&self) -> [f32; 2] {
         [self.alpha, self.beta]
     }
@@ -367,7 +366,7 @@ impl Product {
         Self { alpha, ..self }
     }
 
-    /// With `epilogue` instead of the one before.
+    /// With `epilogue` instead of the previous one.
     ///
     /// # Panics
     /// If there are several matrices: they have no epilogue.
@@ -376,7 +375,7 @@ impl Product {
         Self { epilogue, ..self }
     }
 
-    /// Matrix that the epilogue writes: rows as long as the result's, with padding behind each
+    /// Matrix that the epilogue writes: rows as long as the result's, with padding after each
     /// where cuBLASLt needs it.
     pub fn kept(&self) -> Option<Matrix> {
         let leading = self.d.columns.next_multiple_of(KEPT_MULTIPLE);
@@ -415,8 +414,8 @@ fn are_codes(a: &Matrix, b: &Matrix) -> bool {
     is_one(a) && is_one(b) && !are_both_wide && lie_along
 }
 
-/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements behind
-/// the first. In a batch, matrix `i` is `i * apart` behind the first one.
+/// A matrix in columns: the element of row `r` and column `c` is `c * leading + r` elements after
+/// the first. In a batch, matrix `i` is `i * apart` after the first one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Layout {
     /// Number of rows in memory, before any transposition.
@@ -436,7 +435,7 @@ pub struct Layout {
 /// Operation on a factor when it is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// As its layout says.
+    /// Read as its layout stores it.
     AsItIs,
     /// Transposed.
     Transposed,
@@ -467,7 +466,7 @@ pub struct ColumnMajor {
     pub operations: [Operation; 2],
     /// Epilogue of the sum.
     pub epilogue: Epilogue,
-    /// Leading dimension of what the epilogue keeps, which is as large and stored as the result.
+    /// Leading dimension of the epilogue's kept output, which has the size and dtype of the result.
     pub leading_of_kept: Option<usize>,
     /// Precision of the computation.
     pub compute: Compute,

@@ -10,7 +10,7 @@ use crate::cublaslt::{ColumnMajor, Compute, Element, Epilogue, Layout, Operation
 pub(crate) struct Memory(pub Vec<f32>);
 
 impl Memory {
-    /// Not yet written: what is read before shows.
+    /// Unwritten memory: NaN shows reads before writes.
     pub fn unwritten(elements: usize) -> Self {
         Self(vec![f32::NAN; elements])
     }
@@ -121,7 +121,7 @@ pub(crate) fn run(product: &ColumnMajor, [alpha, beta]: [f32; 2], read: &Read) -
     Written { d, extra }
 }
 
-/// Puts what a product wrote into memory that has other things too, where it is a part of that.
+/// Copies a product's result into its place in memory that has other elements too.
 pub(crate) fn put(written: &Memory, layout: Layout, whole: &mut Memory) {
     for batch in 0..layout.batches {
         for column in 0..layout.columns {

@@ -1,10 +1,10 @@
-//! Matrix products by a library that does more in one call than multiply: [`description`] says what
-//! a product is, a [`Table`] runs it.
+//! Matrix products by a library that does more in one call than multiply: [`description`] describes
+//! a product, a [`Table`] runs it.
 //!
 //! [`CublasLt`](cuda::CublasLt) (feature `cuda`) is NVIDIA's cuBLASLt, loaded at run time. The
-//! stand-in of tests computes on the host what the translated description says, element by element,
-//! so that a wrong layout, transposition or epilogue shows without a GPU; one of the tests on
-//! devices does that for tensors of CubeCL. Callers of a table: `linear/cublaslt.rs`,
+//! stand-in of tests computes the product of the translated description on the host, element by
+//! element, so that a wrong layout, transposition or epilogue shows without a GPU; one of the tests
+//! on devices does that for tensors of CubeCL. Callers of a table: `linear/cublaslt.rs`,
 //! `fp8/cublaslt.rs` and attention.
 
 #[cfg(test)]

@@ -1,4 +1,5 @@
-//! Whatever runs products: cuBLASLt on a CUDA device, and in tests a stand-in on the host.
+//! Interface of implementations of products: cuBLASLt on a CUDA device, and in tests a stand-in on
+//! the host.
 
 use std::convert::Infallible;
 
@@ -6,11 +7,11 @@ use burn::tensor::Tensor;
 
 use super::description::{Compute, Element, Matrix, Product};
 
-/// A tensor and how it lies in its memory, from its first element on. Its last two dimensions are
-/// rows and columns, those before them count matrices.
+/// A tensor and its memory layout, from its first element on. Its last two dimensions are rows and
+/// columns, the leading dimensions count matrices.
 #[derive(Clone, Debug)]
 pub struct Operand<const D: usize> {
-    /// The tensor, without a graph. Its shape is that before any [`transposed`](Self::transposed).
+    /// The tensor, without a graph. Its shape does not reflect [`transposed`](Self::transposed).
     pub tensor: Tensor<D>,
     /// Layout of the tensor's memory.
     pub matrix: Matrix,
@@ -51,7 +52,7 @@ impl<const D: usize> Operands<D> {
 /// Results of a product.
 #[derive(Debug)]
 pub struct Results<const D: usize> {
-    /// The result, `[.., m, n]`; all of what is added, for [`Product::onto`].
+    /// The result, `[.., m, n]`; for [`Product::onto`] the whole added tensor.
     pub d: Tensor<D>,
     /// The value before an activation, `[m, n]`, if the epilogue keeps it.
     pub kept: Option<Tensor<D>>,
@@ -64,7 +65,7 @@ impl Product {
     /// Shape of the tensor with the result.
     ///
     /// # Panics
-    /// If what the product adds is missing.
+    /// If the tensor that the product is added to is missing.
     pub fn shape_of_result<const D: usize>(&self, operands: &Operands<D>) -> [usize; D] {
         if self.is_onto() {
             return operands.c.as_ref().expect("the product adds a matrix").dims();
@@ -88,7 +89,7 @@ pub trait Table: Clone + Send + 'static {
     /// As [`multiply`](Self::multiply).
     fn has<const D: usize>(&self, product: &Product, operands: &Operands<D>) -> bool;
 
-    /// Runs a product; `None` if the device has no way to, and then `operands` are as they were.
+    /// Runs a product; `None` if the device does not support it; then `operands` are unchanged.
     ///
     /// # Panics
     /// If an operand that the product reads is missing.
@@ -138,12 +139,12 @@ fn broadcast<const D: usize>(x: &Tensor<D>, other: [usize; D]) -> Tensor<D> {
 }
 
 /// Adds `a b` of each pair of matrices, `[.., m, k]` and `[.., k, n]`, to the first `m` rows of the
-/// matrices of `into`, `[.., s, n]`: in that memory if nobody else has it. Where the table does not
-/// have the product, or there are gaps in `into`, there is no result, and `into` still has the sum
-/// so far.
+/// matrices of `into`, `[.., s, n]`: in place if the memory is exclusive. If the table does not
+/// support the product, or there are gaps in `into`, the result is `None`, and `into` still has the
+/// sum so far.
 ///
 /// # Panics
-/// If the shapes do not fit each other, or `into` has nothing.
+/// If the shapes do not fit each other, or `into` is `None`.
 pub fn add_product<T: Table, const D: usize>(
     table: &T,
     a: &Tensor<D>,

@@ -232,7 +232,7 @@ fn products_that_are_not_there_are_refused() {
     assert!(sum.plus(matrix(Element::F32).transposed(), 1.0).is_none());
 }
 
-/// TF32 differs from float32 by what it rounds, and by no more.
+/// TF32 differs from float32 by the rounding of the factors, and by no more.
 #[test]
 fn tf32_rounds_its_factors() {
     let [a, b] = [1, 2].map(|key| laid(key, [3, 3], Order::Rows, 0, Element::F32));
@@ -248,7 +248,7 @@ fn tf32_rounds_its_factors() {
     }
 }
 
-/// Factors of 8 bits of every pair of formats, with a scale each, at sizes that leave gaps behind
+/// Factors of 8 bits of every pair of formats, with a scale each, at sizes that leave gaps after
 /// rows.
 #[test]
 fn codes_are_multiplied_with_their_scales() {

@@ -1,5 +1,5 @@
-//! Dropout on GPUs: each unit draws the word of its element by itself, so that no mask is stored or
-//! brought from the host.
+//! Dropout on GPUs: each unit draws the random word of its element, so that no mask is stored or
+//! copied from the host.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;

@@ -95,7 +95,7 @@ pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> O
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
     let (table, ids) = (Buffer::from_tensor(weight_vc)?, Buffer::from_integers(ids_bt)?);
     let columns = u32::try_from(c).ok()?;
-    // What kernels can index.
+    // Kernels index with 32 bits.
     u32::try_from(b * t * c).ok()?;
     let y = table.uninitialised([b, t, c], table.0.dtype);
     let (count, dim) = y.unit_per_element();

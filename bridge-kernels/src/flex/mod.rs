@@ -3,7 +3,7 @@
 //!
 //! Such a file takes slices out of tensors, calls its kernels in `cpu.rs` beside it, and attaches a
 //! pullback. Its functions return `None` where they do not apply (another device, another dtype);
-//! the caller then takes the reference.
+//! the caller then uses the reference.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchTensor, Flex};
@@ -57,7 +57,7 @@ impl Values {
         self.0.as_slice().expect("the tensor was made contiguous and is float32")
     }
 
-    /// The elements as a vector: without a copy where nobody else has them.
+    /// The elements as a vector, without a copy if the memory is exclusive.
     pub fn into_vec(self) -> Vec<f32> {
         self.0.into_data().try_into_vec().expect("the tensor is float32")
     }

@@ -108,8 +108,8 @@ impl Decoded {
     }
 }
 
-/// The code of `x` times a scale. What is infinite becomes NaN: saturated, an overflow would pass
-/// for a value, and the step would count.
+/// The code of `x` times a scale. Infinite values become NaN: if they were saturated, an overflow
+/// would look like a valid value, and the step would not be skipped.
 #[inline(always)]
 pub(super) fn cast(format: Fp8Format, x: f32, scale: f32) -> u8 {
     format.code(if x.is_infinite() { f32::NAN } else { x * scale })

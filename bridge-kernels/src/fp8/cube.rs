@@ -1,5 +1,5 @@
-//! Casts to 8 bits on GPUs: the largest magnitude of a tensor, the scale made of it, and the codes,
-//! four in a `u32`. Nothing is read by the host.
+//! Casts to 8 bits on GPUs: the largest magnitude of a tensor, the scale computed from it, and the
+//! codes, four in a `u32`. The host reads nothing.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -11,11 +11,11 @@ use crate::cube::Buffer;
 use crate::cube::reduce::cube_max;
 use crate::cublaslt::{CODES_MULTIPLE, Element, Matrix};
 
-/// The bits of infinity; those of what is no number are above, those of finite magnitudes below.
+/// The bits of infinity. The bits of NaN are larger, those of finite magnitudes smaller.
 const INFINITE: u32 = 0x7f80_0000;
 /// All bits but the sign's.
 const MAGNITUDE: u32 = 0x7fff_ffff;
-/// Most cubes that look for the largest magnitude.
+/// Most cubes that compute the largest magnitude.
 const MOST_CUBES: usize = 1024;
 /// Codes in a `u32`.
 pub(super) const IN_WORD: usize = 4;
@@ -82,8 +82,8 @@ fn magnitudes<X: Float>(x: &[X], parts: &mut [u32], #[comptime] units: usize, #[
     }
 }
 
-/// `scales`: by what a tensor is multiplied before it is cast, the inverse, and the largest
-/// magnitude, of the `parts` there are. One cube.
+/// Writes to `scales` the factor on a tensor before its cast, the inverse, and the largest
+/// magnitude, that of `parts` if there are some. One cube.
 #[cube(launch)]
 fn make_scales(
     parts: ComptimeOption<&[u32]>,
@@ -122,13 +122,13 @@ fn make_scales(
         }
         scales[0] = scale;
         scales[1] = 1.0f32 / scale;
-        // What is no number counts as infinite.
+        // NaN counts as infinite.
         scales[2] = f32::reinterpret(min(bits, INFINITE));
     }
 }
 
-/// The code of `x` times a scale: the nearest number, of two the even one; of what is too large the
-/// largest. What is not finite becomes NaN. See [`crate::cpu::small::encode`].
+/// The code of `x` times a scale: round to nearest even, with saturation. NaN and infinity become
+/// NaN. See [`crate::cpu::small::encode`].
 #[cube]
 pub(super) fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
     let sign = u32::reinterpret(x) >> 31u32;
@@ -147,7 +147,7 @@ pub(super) fn code(x: f32, scale: f32, #[comptime] form: CodeForm) -> u32 {
     code | (sign << 7u32)
 }
 
-/// Codes of the rows of `x`, of `words` each; a unit a word. Behind the last column are zeros.
+/// Codes of the rows of `x`, of `words` each; a unit a word. After the last column are zeros.
 #[cube(launch)]
 fn encode_along<X: Float>(
     x: &[X],
@@ -175,7 +175,7 @@ fn encode_along<X: Float>(
 }
 
 /// Codes of the columns of `x`, of `words` each; a unit [`WORDS`] of them, next to the units of
-/// other columns. Behind the last row are zeros.
+/// other columns. After the last row are zeros.
 #[cube(launch)]
 fn encode_across<X: Float>(
     x: &[X],
@@ -206,7 +206,7 @@ fn encode_across<X: Float>(
     }
 }
 
-/// Memory for a matrix in 8 bits, with what is summed side by side in rows that are padded with
+/// Memory for a matrix in 8 bits, whose rows run along the summed dimension and are padded with
 /// zeros.
 pub(super) struct Room {
     codes: Buffer,
@@ -219,12 +219,12 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// For the codes of `x`, a matrix of this shape.
+    /// Memory for the codes of `x`, a matrix of this shape.
     pub fn along(x: &Buffer, shape: [usize; 2], format: Fp8Format) -> Self {
         Self::new(x, shape, shape, false, format)
     }
 
-    /// For the codes of the transpose of `x`, a matrix of this shape.
+    /// Memory for the codes of the transpose of `x`, a matrix of this shape.
     pub fn across(x: &Buffer, [rows, columns]: [usize; 2], format: Fp8Format) -> Self {
         Self::new(x, [rows, columns], [columns, rows], true, format)
     }
@@ -242,7 +242,7 @@ impl Room {
         codes.tensor()
     }
 
-    /// Memory for what codes are multiplied by.
+    /// Memory for the inverse scale, by which codes are multiplied.
     pub fn inverse(&self) -> Tensor<1> {
         self.codes.uninitialised([1], DType::F32).tensor()
     }

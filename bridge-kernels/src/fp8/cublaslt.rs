@@ -41,7 +41,7 @@ fn decide<'a, T: Table>(
     let scales = Some([a.inverse(), b.inverse()]);
     let operands = Operands { scales, ..Operands::new(a.tensor(), b.tensor()) };
     let (product, operands, bias_n) = match bias_n.cloned() {
-        // cuBLASLt has no bias of float32 here.
+        // For 8-bit products cuBLASLt does not support a float32 bias.
         Some(bias_n) if result != DType::F32 => {
             (product.then(Epilogue::Bias), Operands { bias: Some(bias_n), ..operands }, None)
         }
@@ -119,7 +119,7 @@ pub(super) fn fp8_linear<T: Table, const D: usize>(
     Some(vjp::attach_some(y.reshape(shape), graph, move |dy: Tensor<D>| backward.gradients(dy)))
 }
 
-/// The backward of a layer. What a frozen input would need is not kept.
+/// The backward of a layer. Tensors that only gradients of frozen inputs need are not kept.
 struct Backward<T, const D: usize> {
     table: T,
     pass: DevicePass,

@@ -36,8 +36,7 @@ impl Fp8Format {
         }
     }
 
-    /// The code of the value nearest to `x`, of two the even one. What is too large becomes the
-    /// largest value, and NaN stays NaN.
+    /// The code of `x`, rounded to nearest even. Too large values saturate, and NaN stays NaN.
     #[inline(always)]
     pub fn code(self, x: f32) -> u8 {
         match self {
@@ -60,8 +59,8 @@ impl Fp8Format {
         std::array::from_fn(|code| self.value(code as u8))
     }
 
-    /// Scale that takes a tensor's largest magnitude to the largest value of the format. It is 1 if
-    /// there is no finite magnitude above zero.
+    /// Scale that maps a tensor's largest magnitude to the largest value of the format. It is 1 if
+    /// the magnitude is zero or not finite.
     pub fn scale(self, largest: f32) -> f32 {
         let scale = self.largest() / largest;
         match (largest == 0.0 || !largest.is_finite(), scale.is_infinite()) {

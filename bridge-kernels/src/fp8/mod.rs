@@ -41,14 +41,14 @@ pub use rule::{Fp8Rule, Fp8Scaling, OperandMaxima};
 pub use weight_cast::{CodePlaces, WeightCast};
 
 /// `x w^T + bias` in 8 bits: operands of the three products are cast as `pass` says, sums are
-/// float32, and the bias and its gradient have no part in it. Gradients are those of the products
-/// as if the casts were not there (straight through).
+/// float32, and the bias and its gradient are not cast. Gradients are those of the products as if
+/// the casts were not there (straight through).
 ///
 /// # Shapes
 /// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[.., o]`.
 ///
 /// # Panics
-/// If the sizes do not fit each other, or scales that the rule is given are missing.
+/// If the sizes do not fit each other, or scales that the rule needs are missing.
 pub fn fp8_linear<const D: usize>(
     x: Tensor<D>,
     weight_oi: Tensor<2>,
@@ -63,7 +63,7 @@ pub fn fp8_linear<const D: usize>(
         return y;
     }
     let dtype = x.dtype();
-    // What backward reads again is kept as it is, not widened.
+    // Tensors for backward are kept in their dtype, not widened.
     let kept = (x.clone().without_autodiff(), weight_oi.clone().without_autodiff());
     let (x, weight_oi, bias_o) = (float32(x), float32(weight_oi), bias_o.map(float32));
     let y = flex::fp8_linear(&x, &weight_oi, bias_o.as_ref(), pass, kept.clone());

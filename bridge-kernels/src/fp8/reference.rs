@@ -92,7 +92,7 @@ impl Rounded {
     }
 }
 
-/// A pass with each operand's scale `[1, 1]` by itself.
+/// A pass with a separate scale `[1, 1]` for each operand.
 pub(super) struct DevicePass(pub(super) Fp8Pass, Option<[Tensor<2>; 3]>);
 
 impl Fp8Pass {
@@ -161,8 +161,8 @@ impl<const D: usize> Cast<D> {
         Self { poison: x.clone() - x.clone(), x }
     }
 
-    /// The largest magnitude over some dims; NaN if an element is not finite, whatever the device
-    /// makes of it in a maximum.
+    /// The largest magnitude over some dims; NaN if an element is not finite, even if the device's
+    /// maximum ignores NaN.
     fn largest(&self, dims: &[usize]) -> Tensor<D> {
         self.x.clone().max_abs_dims(dims) + self.poison.clone().sum_dims(dims)
     }
@@ -183,14 +183,14 @@ fn scale_of<const D: usize>(largest: Tensor<D>, format: Fp8Format) -> Tensor<D> 
 /// The power of two that is as large as `x` or next below, for positive normal values (Rump,
 /// Zimmermann, Boldo and Melquiond, BIT 49, 2009).
 fn power_of_two<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    // What is large is made smaller, so that nothing overflows.
+    // Large values are scaled down first, so that the computation does not overflow.
     let is_large = x.clone().greater_equal_elem(1.0);
     let power = unit_in_the_first_place(x.clone().mask_where(is_large.clone(), x * 2.0_f32.powi(-64)));
     power.clone().mask_where(is_large, power * 2.0_f32.powi(64))
 }
 
-/// The power of two that is as large as `x` or next below; 0 for 0. For what is not negative and
-/// below `2^104`.
+/// The power of two that is as large as `x` or next below; 0 for 0. Valid for values of at least
+/// zero and below `2^104`.
 fn unit_in_the_first_place<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     let grown = x * (2.0_f32.powi(23) + 1.0);
     grown.clone() - grown * (1.0 - 2.0_f32.powi(-24))
@@ -248,8 +248,7 @@ mod tests {
 
     #[test]
     fn values_are_those_of_the_codes() {
-        // All values of a format, what lies half-way between them, and the next floats on both
-        // sides.
+        // All values of a format, the midpoints between them, and the next floats on both sides.
         for format in [Fp8Format::E4M3, Fp8Format::E5M2] {
             let codes: Vec<f32> = (0..=255_u8).map(|code| format.value(code)).filter(|x| x.is_finite()).collect();
             let halves = codes.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);

@@ -11,7 +11,7 @@ use crate::read_together;
 /// Precision of the three products of a linear layer: the output, the input's gradient, and the
 /// weight's gradient.
 ///
-/// Inputs and weights are E4M3. Sums are float32, and what comes out has the dtype of the input.
+/// Inputs and weights are E4M3. Sums are float32, and the output has the dtype of the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fp8Rule {
     /// Format of the gradients of outputs.
@@ -109,7 +109,7 @@ impl Fp8Rule {
 }
 
 /// The largest magnitudes of a layer's operands (input, weight, gradient) since they were last
-/// taken: what delayed scales are made of.
+/// taken. Delayed scales are computed from them.
 ///
 /// Magnitudes of tensors on a GPU stay there until they are taken, so that recording them waits for
 /// no device.
@@ -119,14 +119,13 @@ pub struct OperandMaxima {
     device: Mutex<[Option<Tensor<1>>; 3]>,
 }
 
-/// Floats that are not negative are ordered as their bits are. What is not finite counts as
-/// infinite.
+/// Bits of a magnitude: nonnegative floats have the order of their bits. NaN counts as infinite.
 const fn ordered(largest: f32) -> u32 {
     if largest.is_finite() { largest.to_bits() } else { f32::INFINITY.to_bits() }
 }
 
 impl OperandMaxima {
-    /// Notes the largest magnitude of a tensor. What is not finite counts as infinite.
+    /// Records the largest magnitude of a tensor. NaN counts as infinite.
     pub(super) fn note(&self, operand: Operand, largest: f32) {
         self.host[operand.operand_index()].fetch_max(ordered(largest), Ordering::Relaxed);
     }

@@ -9,10 +9,10 @@ use super::cube::{CodeForm, IN_WORD, OneScale, code};
 use super::weight_cast::{CodePlaces, FORMAT, WeightCast};
 use crate::cube::Buffer;
 
-/// Numbers that a code stands for.
+/// Number of codes.
 const NUMBERS: usize = 256;
 
-/// The weight that an element at a place of a part is of: the first of `count` that ends behind it,
+/// The weight that an element at a place of a part is of: the first of `count` that ends after it,
 /// from `ends[first]` on.
 #[cube]
 fn weight_at(ends: &[u32], first: usize, count: usize, place: u32) -> usize {
@@ -29,7 +29,7 @@ fn weight_at(ends: &[u32], first: usize, count: usize, place: u32) -> usize {
     low
 }
 
-/// Codes of `x`, whose weights end at `ends` and are multiplied by `scales`; a unit a word. Behind
+/// Codes of `x`, whose weights end at `ends` and are multiplied by `scales`; a unit a word. After
 /// the last element are zeros.
 #[cube(launch)]
 fn encode_several<X: Float>(
@@ -81,7 +81,7 @@ fn decode_several<X: Float>(
     x[at] = X::cast_from(numbers[weight * NUMBERS + number as usize]);
 }
 
-/// Ends as kernels read them, with one weight more behind the last, up to the end of the part.
+/// Ends as kernels read them, with one weight more after the last, up to the end of the part.
 fn ends_of(places: &CodePlaces, like: &Tensor<1>) -> Buffer {
     let ends = places.ends.iter().flat_map(|part| part.iter().copied().chain([places.length]));
     let ends: Vec<i64> = ends.map(|end| end as i64).collect();

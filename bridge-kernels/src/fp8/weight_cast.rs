@@ -7,7 +7,7 @@ use super::format::Fp8Format;
 #[cfg(feature = "cube")]
 use super::several;
 
-/// Builds without GPUs have no weights there.
+/// Stand-in for builds without GPU support.
 #[cfg(not(feature = "cube"))]
 mod several {
     use super::{CodePlaces, DType, Tensor, WeightCast};
@@ -76,8 +76,8 @@ impl WeightCast {
     /// Value of each code.
     pub(super) fn values(self) -> [f32; 256] {
         let inverse = 1.0 / self.scale;
-        // The largest is what it was, to the bit: the scale that a layer makes of it is then the
-        // same.
+        // The largest magnitude is restored to the bit, so that a layer computes the same scale
+        // from it.
         let value = |value: f32| match self.largest {
             Some(largest) if value.abs() == FORMAT.largest() => largest.copysign(value),
             _ => value * inverse,
@@ -98,7 +98,7 @@ impl WeightCast {
 pub struct CodePlaces {
     /// For each part, where the codes of each weight end. Each begins where the one before ends.
     pub ends: Vec<Vec<usize>>,
-    /// Elements of a part, those behind the last weight included. Its codes fill whole words.
+    /// Elements of a part, including padding after the last weight. Its codes fill whole words.
     pub length: usize,
 }
 
@@ -109,8 +109,8 @@ impl CodePlaces {
     }
 
     /// The codes of the only part, `values` `[length]` -> `[words]`, with the bits of
-    /// [`WeightCast::encode`], up to the sign of what is not finite. `None` where the values are on
-    /// no GPU, or not of 16 or 32 bits.
+    /// [`WeightCast::encode`], up to the sign of NaN. `None` if the values are not on a GPU, or do
+    /// not have 16 or 32 bits.
     ///
     /// # Panics
     /// If there is not one part, or not a cast for each weight.

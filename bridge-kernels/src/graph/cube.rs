@@ -44,7 +44,7 @@ impl Window {
 impl Drop for Window {
     fn drop(&mut self) {
         if self.is_open {
-            // What was recorded so far is of no use.
+            // The partial recording is discarded.
             let _ = self.client.stop_capture();
         }
     }
@@ -72,9 +72,9 @@ impl Recorded {
             return Err(GraphError::OtherThread);
         }
         // SAFETY: CubeCL guards every page that the recorded kernels were given memory on until the
-        // graph is dropped, so the memory is there and nothing else has been put into it, whoever
-        // has dropped his tensor. It is on the stream of this thread, on which all that this thread
-        // launches before and after is ordered with it.
+        // graph is dropped, so the memory is valid and not reused, even if its tensor was dropped.
+        // It is on the stream of this thread, on which all that this thread launches before and
+        // after is ordered with it.
         unsafe { self.graph.replay() }.map_err(error)
     }
 }

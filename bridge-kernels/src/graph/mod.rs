@@ -1,14 +1,14 @@
 //! Sequences of kernels that a device records once and replays: a launch costs the host some
 //! microseconds, a replay one launch for all.
 //!
-//! A recorded sequence reads and writes the memory that it was recorded with. What changes from
-//! replay to replay is therefore written into tensors at fixed places before it ([`write_into`],
-//! [`write_ints_into`]); numbers that kernels are given as arguments stay what they were. While a
-//! sequence is recorded nothing is computed: nothing may be read, and no memory taken that the
-//! device does not have at hand. That is why [`KernelGraph::record`] runs what it records before.
+//! A recorded sequence reads and writes the memory that it was recorded with. So inputs that change
+//! are written into tensors at fixed addresses before a replay ([`write_into`],
+//! [`write_ints_into`]); scalar arguments of kernels keep their values. Recording does not compute:
+//! tensors must not be read, and memory must not be allocated beyond the device's pool. That is why
+//! [`KernelGraph::record`] runs the sequence before recording it.
 //!
 //! On CUDA a replay is one call of the driver. CubeCL's runtime of wgpu encodes the recorded
-//! launches again, from what it has resolved before.
+//! launches again, with resources that are already resolved.
 
 use burn::tensor::{Int, Tensor};
 
@@ -53,12 +53,12 @@ impl KernelGraph {
     /// run must launch the same kernels on the same memory, except for memory that the sequence
     /// itself allocates and frees.
     ///
-    /// Memory that the sequence has used stays as it is while the graph lives: what the sequence
-    /// gave back is not given to others, so a graph keeps what one run of the sequence needs.
+    /// The graph reserves the memory of the sequence while it lives: memory that the sequence freed
+    /// is not reused, so a graph holds the memory of one run of the sequence.
     ///
     /// # Errors
-    /// Errors of `sequence`, and of the device: if it does not record, or if the sequence does what
-    /// cannot be recorded.
+    /// Errors of `sequence`, and of the device: if it does not support recording, or if the
+    /// sequence has operations that cannot be recorded.
     pub fn record<E: From<GraphError>>(
         near: &Tensor<1>,
         sequence: &mut dyn FnMut() -> Result<(), E>,
@@ -72,8 +72,8 @@ impl KernelGraph {
         }
     }
 
-    /// Puts the recorded kernels behind what this thread has launched. Tensors that the sequence
-    /// wrote have other values then, also for who holds a clone.
+    /// Launches the recorded kernels after the work that this thread has launched. Tensors that the
+    /// sequence wrote have other values then, also for who holds a clone.
     ///
     /// # Errors
     /// If the device refuses, or another thread has recorded.
@@ -156,8 +156,7 @@ pub fn copy_of_ints<const D: usize>(x: &Tensor<D, Int>) -> Tensor<D, Int> {
     on_device!(cube::copy_of_ints(x), x)
 }
 
-/// Writes the elements of `source` to those of `target`, in place: whoever has a clone of `target`
-/// has them too.
+/// Writes the elements of `source` to those of `target`, in place: clones of `target` change, too.
 ///
 /// # Panics
 /// If they are not on one device that records, or differ in shape or dtype.
@@ -175,8 +174,8 @@ pub fn write_ints_into<const D: usize>(target: &Tensor<D, Int>, source: &Tensor<
     on_device!(cube::write_ints_into(target, source), target, source)
 }
 
-/// `sum + gradient` in the place of `sum`, as [`crate::optim::accumulate`] has it, or `gradient`
-/// where the one element of `keeps` is zero. Whoever has a clone of `sum` has it too.
+/// Writes `sum + gradient` to `sum` in place, as [`crate::optim::accumulate`] computes it, or
+/// `gradient` if the one element of `keeps` is zero. Clones of `sum` change, too.
 ///
 /// # Panics
 /// If they are not on one device that records, outside any graph of autodiff, or differ in size.

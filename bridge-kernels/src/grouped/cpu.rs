@@ -12,8 +12,8 @@ use crate::cpu::buffer::filled;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::linear::cpu::{begin, column_sums};
 
-/// Calls `f` with each expert that has rows and what belongs to it, those with many rows first, and
-/// where its product runs.
+/// Calls `f` with each expert that has rows, the expert's item, and the threads of its product;
+/// experts with many rows come first.
 fn each_busy<T: Send>(items: Vec<T>, counts: &[usize], f: impl Fn(usize, T, Threads) + Sync) {
     let items = items.into_iter().enumerate();
     let mut busy: Vec<(usize, T)> = items.filter(|(expert, _)| counts[*expert] > 0).collect();

@@ -27,11 +27,11 @@ pub struct GroupedLinear {
 /// The feed-forward block of each expert: a linear layer, a non-linearity, a linear layer.
 #[derive(Clone, Debug)]
 pub struct GroupedMlp {
-    /// From `c` to the unit's input.
+    /// Layer from width `c` to the unit's input.
     pub first: GroupedLinear,
     /// Unit between the two layers.
     pub unit: FeedForwardUnit,
-    /// From the unit's output to `c`.
+    /// Layer from the unit's output to width `c`.
     pub second: GroupedLinear,
 }
 

@@ -18,9 +18,9 @@ pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>, residual
     })
 }
 
-/// Fills `y [n, o]` with what a product is added to, if there is anything.
+/// Fills `y [n, o]` with bias and residual, if any, to which the product is added.
 pub fn begin(y: &mut [f32], outputs: usize, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Output {
-    // The product is added to what is there: cheaper than another pass over the result.
+    // Adding the product to prefilled memory is cheaper than another pass over the result.
     let y_rows = y.par_chunks_exact_mut(outputs.max(1)).with_min_len(BIAS_ROWS);
     let residual_rows = residual.map(|residual| residual.par_chunks_exact(outputs.max(1)));
     match (bias, residual_rows) {

@@ -1,7 +1,7 @@
-//! Linear layer by a [`Table`] of products, whatever device that is: forward with bias, GELU and
-//! residual stream in one call, and the three products of backward. A function returns `None` where
-//! it does not apply (another device, mixed dtypes, no algorithm); the caller then takes the
-//! reference. A product of backward that the table does not have is Burn's.
+//! Linear layer by a [`Table`] of products, on any device: forward with bias, GELU and residual
+//! stream in one call, and the three products of backward. A function returns `None` where it does
+//! not apply (another device, mixed dtypes, no algorithm); the caller then uses the reference. If
+//! the table does not support a product of backward, Burn computes it.
 
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
@@ -48,8 +48,8 @@ pub(crate) fn linear_residual<T: Table, const D: usize>(
     }))
 }
 
-/// See [`crate::linear::linear_activation`]. `None` for what is not GELU by tanh: cuBLASLt has no
-/// other.
+/// See [`crate::linear::linear_activation`]. `None` for activations other than the tanh form of
+/// GELU, because cuBLASLt has no other.
 pub(crate) fn linear_activation<T: Table, const D: usize>(
     table: &T,
     x: &Tensor<D>,
@@ -73,8 +73,8 @@ pub(crate) fn linear_activation<T: Table, const D: usize>(
     }))
 }
 
-/// See [`crate::linear::add_weight_gradient`]. Where there is no result, `into_oi` still has the
-/// sum so far.
+/// See [`crate::linear::add_weight_gradient`]. If the result is `None`, `into_oi` still has the sum
+/// so far.
 pub(crate) fn add_weight_gradient<T: Table>(
     table: &T,
     into_oi: &mut Option<Tensor<2>>,
@@ -87,7 +87,8 @@ pub(crate) fn add_weight_gradient<T: Table>(
     if let Some(into) = into_oi {
         let operand = table.operand(into.clone())?;
         product = product.plus(operand.matrix, 1.0)?;
-        // A copy, if there is no matrix for the strides; then the product may write into that.
+        // The operand is a copy if its strides are unsupported; then the product may write into the
+        // copy.
         *into = operand.tensor;
     }
     let mut operands = Operands { c: into_oi.take(), ..Operands::new(dy.tensor, x.tensor) };
@@ -117,7 +118,7 @@ impl<T: Table, const D: usize> Layer<T, D> {
     fn new(table: &T, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Self> {
         let (dims, dtype) = (x.dims(), x.dtype());
         let is_one_dtype = weight_oi.dtype() == dtype && bias_o.is_none_or(|bias| bias.dtype() == dtype);
-        // Tensors without elements have no matrix to ask for.
+        // Empty tensors have no valid matrix.
         let rows: usize = dims[..D - 1].iter().product();
         (is_one_dtype && rows * dims[D - 1] > 0).then_some(())?;
         let x_ni = x.clone().without_autodiff().reshape([rows, dims[D - 1]]);
@@ -263,7 +264,7 @@ mod tests {
         inputs: usize,
         outputs: usize,
         bias: bool,
-        /// The weight is the transpose of what is in memory.
+        /// True if the weight is a transposed view of its memory.
         transposed: bool,
         /// True for each of input, weight and bias that is tracked.
         tracked: [bool; 3],
@@ -343,7 +344,7 @@ mod tests {
     };
     const FORMS: [Form; 3] = [Form::Plain, Form::Residual, Form::Gelu];
 
-    /// Output and gradients, with and without a bias, and each with what it does not need frozen.
+    /// Output and gradients, with and without a bias, with all inputs tracked or only one.
     #[test]
     fn layers_are_the_reference() {
         let table = HostStandIn::default();

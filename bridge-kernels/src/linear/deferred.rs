@@ -1,5 +1,5 @@
-//! The linear layer with the gradient of its weight deferred: backward gives what other pipeline
-//! stages wait for, and leaves the rest as a closure.
+//! The linear layer with the gradient of its weight deferred: backward computes the gradient of the
+//! input, for which other pipeline stages wait, and leaves the rest as a closure.
 
 use burn::backend::Flex;
 use burn::tensor::Tensor;
@@ -10,11 +10,11 @@ use crate::vjp;
 /// Computes the gradient of a weight, `[o, i]` without a graph.
 pub type WeightGradient = Box<dyn FnOnce() -> Tensor<2> + Send>;
 
-/// As [`linear()`], but its backward gives the gradients of `x` and `bias_o` only; `defer` gets the
-/// computation of the weight's, which keeps `x` and the output's gradient until it is run.
+/// As [`linear()`], but its backward gives the gradients of `x` and `bias_o` only. `defer` gets the
+/// computation of the weight's gradient, which keeps `x` and the output's gradient until it is run.
 ///
 /// If deferral is impossible (a backend other than Flex, a frozen weight), this is [`linear()`],
-/// and `defer` is never called: the weight's gradient arrives with the others.
+/// and `defer` is never called: backward then computes the weight's gradient, too.
 ///
 /// # Shapes
 /// `x` `[.., i]`, `weight_oi` `[o, i]`, `bias_o` `[o]` -> `[.., o]`.

@@ -189,7 +189,8 @@ impl<'a, const D: usize> Product<'a, D> {
         kernel::forward(x, self.weight.1.matrix(), self.bias.1.as_ref().map(Values::slice), residual)
     }
 
-    /// The inputs of the operation, and its backward. What a frozen input would need is not kept.
+    /// The inputs of the operation, and its backward. Tensors that only gradients of frozen inputs
+    /// need are not kept.
     fn into_backward(self) -> (Vec<DispatchTensor>, ProductBackward<D>) {
         let rows = self.rows();
         let Self { x: (x, x_values), weight: (weight_oi, weight), bias: (bias, _) } = self;

@@ -1,7 +1,7 @@
-//! Linear layer of Burn's products as one operation, where there are no others: it has what it
-//! keeps of its input as [`Kept`], which Burn's own product would hold in the graph, out of reach
-//! of an [`Offloader`](crate::offload::Offloader); the gradient of its weight lies in memory as the
-//! weight does; and that of its bias is a sum over rows that fills a GPU.
+//! Linear layer as one operation of Burn's products, if no faster kernel applies. It keeps its
+//! input as [`Kept`], while Burn's own product would hold it in the graph, out of reach of an
+//! [`Offloader`](crate::offload::Offloader). The weight's gradient has the weight's memory layout,
+//! and the bias' gradient is a sum over rows that fills a GPU.
 
 use burn::tensor::Tensor;
 

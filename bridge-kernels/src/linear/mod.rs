@@ -89,7 +89,7 @@ pub fn linear_activation<const D: usize>(
 }
 
 /// The gated activation [`glu`](glu()) of `x w^T + bias` as one operation. The weight has the rows
-/// of the gate, then the others.
+/// of the gate, followed by the rows of the values.
 ///
 /// # Shapes
 /// `x_bti` `[b, t, i]`, `weight_oi` `[2f, i]`, `bias_o` `[2f]` -> `[b, t, f]`.
@@ -169,12 +169,12 @@ fn product_with_recompute<const D: usize>(
     })
 }
 
-/// `into + dy^T x` in float32: what a chunk of the head's tokens adds to the gradient of its
-/// weight. `None` is a gradient of zero.
+/// `into + dy^T x` in float32: adds the weight gradient of a chunk of the head's tokens. `None` is
+/// a gradient of zero.
 ///
-/// On CUDA devices with cuBLASLt the sum is made by the product, without a rounding between, and in
-/// the memory of `into_oi` if nobody else has that. Elsewhere it is Burn's product, widened and
-/// added. There is no graph.
+/// On CUDA devices with cuBLASLt the product computes the sum, without intermediate rounding, and
+/// in the memory of `into_oi` if that is exclusive. Elsewhere Burn's product is widened and added.
+/// The result has no graph.
 ///
 /// # Shapes
 /// `into_oi` `[o, i]` of float32, `dy_no` `[n, o]`, `x_ni` `[n, i]` -> `[o, i]` of float32.

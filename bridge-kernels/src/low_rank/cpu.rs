@@ -1,7 +1,7 @@
-//! Low-rank branches of a linear layer: what they add, and its gradients.
+//! Low-rank branches of a linear layer: their output and its gradients.
 //!
-//! Branches lie side by side: `a` `[R, i]` has the rows of all, `u = scale * x a^T` `[n, R]` their
-//! columns. Work is cut by shape alone.
+//! Branches lie side by side: `a` `[R, i]` has the rows of all branches, `u = scale * x a^T` `[n,
+//! R]` their columns. Work is divided by shape only.
 
 use std::ops::Range;
 
@@ -130,8 +130,8 @@ impl<'a> Branches<'a> {
         all
     }
 
-    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, of
-    /// those with a branch; others are zero. `weight` gives some of its rows, from the first on.
+    /// The squares of the lengths of the rows of `weight + scale * b a`, `weight` `[o, i]`, for
+    /// rows with a branch; all others are zero. `weight(first, count)` returns rows of the weight.
     pub fn row_squares(&self, outputs: usize, weight: impl Fn(usize, usize) -> Vec<f32> + Sync) -> Vec<f32> {
         let inputs = self.inputs.max(1);
         let mut squares = vec![0.0; outputs];

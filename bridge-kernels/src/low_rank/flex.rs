@@ -47,7 +47,8 @@ pub(crate) fn linear_low_rank<const D: usize>(
         None => (tensor(z, shape), None),
         Some(factors) => {
             let y = tensor(kernel::scaled(&z, factors.slice(), bias_slice, added), shape);
-            // What comes next may keep the result as well, which says the same.
+            // If the sum can be recovered from the result, keep the result, which the next
+            // operation may keep as well.
             let says_all = residual.is_none() && factors.slice().iter().all(|factor| *factor != 0.0);
             let kept = match says_all {
                 true => Scaled::Result(Values::from_tensor(&y)?, bias.clone()),

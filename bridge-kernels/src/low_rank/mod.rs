@@ -22,7 +22,7 @@ pub struct LowRank {
     pub a_ri: Tensor<2>,
     /// `[p, r]`.
     pub b_pr: Tensor<2>,
-    /// Factor on what is added.
+    /// Factor on the branch's output.
     pub scale: f64,
     /// The outputs of the layer that the rows of `b` belong to, in their order. No output belongs
     /// to two branches.
@@ -88,8 +88,8 @@ pub fn low_rank_sum(x_ni: Tensor<2>, branches: &[LowRank], outputs: usize) -> Te
     if columns.len() == 1 { columns.swap_remove(0) } else { Tensor::cat(columns, 1) }
 }
 
-/// The squares of the lengths of the rows of `weight + scale * b a`, `[o]`, as constants: of rows
-/// that have a branch. Others are zero.
+/// The squares of the lengths of the rows of `weight + scale * b a`, `[o]`, as constants, for rows
+/// with a branch. All others are zero.
 ///
 /// # Panics
 /// If the sizes do not fit each other.

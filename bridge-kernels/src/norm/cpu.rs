@@ -8,7 +8,7 @@ use crate::cpu::simd::{dot, sum_map, sum_map2, vectorised};
 /// Rows of one task; also the unit in which weight gradients are summed.
 const ROWS: usize = 32;
 
-/// A norm's output and what its backward needs of each row.
+/// A norm's output, and the statistics of each row for backward.
 pub struct Normed {
     /// `[n, c]`.
     pub y: Vec<f32>,
@@ -147,7 +147,7 @@ pub fn layer_norm_backward(dy: &[f32], saved: Saved<'_>, residual: Option<Vec<f3
     }
 }
 
-/// Adds to what is there, or takes its place.
+/// Adds to the value or replaces it.
 #[inline(always)]
 fn put<const ADD: bool>(to: &mut f32, value: f32) {
     *to = if ADD { *to + value } else { value };

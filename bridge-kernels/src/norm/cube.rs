@@ -307,7 +307,7 @@ fn residual_norm<const D: usize>(
     next().zip(next())
 }
 
-/// The norm outside any graph, and what its backward needs.
+/// The norm outside any graph, and the statistics for backward.
 fn forward_of<const D: usize>(
     x_tensor: &Tensor<D>,
     weight_c: &Tensor<1>,
@@ -317,7 +317,7 @@ fn forward_of<const D: usize>(
 ) -> Option<(Buffer, Normed)> {
     let (x, weight) = (Buffer::from_tensor(x_tensor)?, Buffer::from_tensor(weight_c)?);
     let bias = match bias_c {
-        // One type stands for the storage of both.
+        // The kernel has one storage type for both.
         Some(bias_c) if bias_c.dtype() == weight_c.dtype() => Some(Buffer::from_tensor(bias_c)?),
         Some(_) => return None,
         None => None,

@@ -5,18 +5,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Tensors that an [`Offloader`](super::Offloader) has received so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Tensors that were to be moved. One whose operation turned out to have no backward before it
-    /// was read is not counted.
+    /// Tensors submitted for moving, except tensors whose operation was found to have no backward
+    /// before they were read.
     pub tensors: u64,
     /// Bytes of these tensors.
     pub bytes: u64,
-    /// Bytes that were to stay on the device.
+    /// Bytes that stay on the device.
     pub staying: u64,
-    /// Bytes that were brought back. What was asked for before it had been read is not among them.
+    /// Bytes that were uploaded again. Tensors that were needed before their download are not
+    /// included.
     pub returned: u64,
 }
 
-/// The same, while it grows.
+/// Atomic counters behind [`Moved`].
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     tensors: AtomicU64,
@@ -38,7 +39,7 @@ impl Counters {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// It is not, after all.
+    /// A submitted tensor is not moved after all.
     pub fn left_not(&self, bytes: u64) {
         self.tensors.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);

@@ -1,5 +1,4 @@
-//! Tensors of the backends: what makes two of them the same, how they are read to the host, and how
-//! they come back.
+//! Tensors of the backends: identity of their memory, download to the host, and upload.
 
 #[cfg(feature = "cube")]
 use burn::backend::Cube;

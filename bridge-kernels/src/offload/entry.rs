@@ -46,7 +46,7 @@ impl Entry {
         &self.group
     }
 
-    /// The scope, for tests of what becomes of it.
+    /// The scope, for tests of its lifetime.
     #[cfg(test)]
     pub fn group_of(&self) -> Arc<Group> {
         Arc::clone(&self.group)
@@ -56,13 +56,13 @@ impl Entry {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the tensor of an entry that somebody still has, by `read`.
+    /// Downloads the tensor of an entry with `read`, if the entry is still in use.
     pub fn read(this: &Weak<Self>, read: impl FnOnce(DispatchTensor) -> Result<Host, String>) {
         let tensor = match this.upgrade().map(|entry| entry.leaving()) {
             Some(Some(tensor)) => tensor,
             _ => return,
         };
-        // Nothing of the entry is held meanwhile: it goes when its pullback does.
+        // No reference to the entry is held meanwhile: it is dropped with its pullback.
         let read = catch_unwind(AssertUnwindSafe(|| read(tensor))).unwrap_or_else(|panic| Err(message(&*panic)));
         let Some(entry) = this.upgrade() else { return };
         let mut state = entry.state();
@@ -88,7 +88,7 @@ impl Entry {
         matches!(*self.state(), TransferState::OnHost(_))
     }
 
-    /// The tensor on the device, in the shape of whoever kept it first.
+    /// The tensor on the device, in the shape in which it was first kept.
     ///
     /// # Panics
     /// If it could not be read.
@@ -139,12 +139,12 @@ impl Group {
         Self { before, ..Self::default() }
     }
 
-    /// The scope before, if it is there and nobody has asked this one for it yet.
+    /// The previous scope, if it exists, on the first call only.
     pub fn before_once(&self) -> Option<Arc<Self>> {
         if self.has_asked.swap(true, Ordering::Relaxed) { None } else { self.before.upgrade() }
     }
 
-    /// Brings back what is on the host.
+    /// Brings back the tensors that are on the host.
     pub fn bring_back(&self) {
         let entries = std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
         // Backward goes from the last to the first.

@@ -5,17 +5,16 @@
 //! device memory; the pullback uploads it again. No bit changes on the way. Parameters are never
 //! moved: operations pass on only activations.
 //!
-//! - A tensor that several operations of one scope keep, in whatever shape, is moved once. The
-//!   scope holds all that it was handed until it closes: equal memory then means equal values,
-//!   because memory that somebody has is not written in place. So a scope should be as long as a
-//!   segment of a model, and what is kept in two scopes is moved twice.
-//! - Reads are queued, a bounded number of them: who keeps more waits. A tensor whose backward
-//!   comes before its read is over never leaves the device, and one whose pullback is dropped is
-//!   not read.
-//! - The first pullback that asks for a tensor of a scope has the tensors of the scope before it
-//!   brought back in the background.
-//! - On the host's own devices there is nothing to move ([`Devices::Accelerators`]), unless a test
-//!   wants it moved all the same.
+//! - A tensor that several operations of one scope keep, in any shape, is moved once. The scope
+//!   holds all tensors until it closes: equal memory then means equal values, because shared memory
+//!   is not written in place. So a scope should be as long as a segment of a model, and a tensor
+//!   that is kept in two scopes is moved twice.
+//! - Downloads are queued, up to a limit, beyond which callers wait. A tensor whose backward comes
+//!   before its download is complete never leaves the device. A tensor whose pullback is dropped is
+//!   not downloaded.
+//! - The first pullback that needs a tensor of a scope starts the upload of the previous scope's
+//!   tensors in the background.
+//! - Tensors of the CPU are not moved ([`Devices::Accelerators`]), except in tests.
 //!
 //! Tensors that Burn's own operations keep in a graph are not moved.
 
@@ -39,7 +38,7 @@ use self::device::{Identity, bytes_of, elements_of, is_accelerator, read, reshap
 use self::entry::{Entry, Group};
 use self::readers::Readers;
 
-/// A module of a model whose activations may be moved by themselves, by Megatron's names.
+/// A module of a model whose activations can be selected for offload, by Megatron's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Module {
     /// The norm in front of attention: its input.
@@ -48,7 +47,7 @@ pub enum Module {
     QkvLinear,
     /// Attention itself: queries, keys, values, the output.
     CoreAttn,
-    /// The projection behind attention: its input.
+    /// The projection after attention: its input.
     AttnProj,
     /// The norm in front of the feed-forward block: its input.
     MlpNorm,
@@ -93,7 +92,7 @@ pub enum Moves {
     Modules(Vec<Module>),
 }
 
-/// From which devices tensors are moved.
+/// Devices from which tensors are moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Devices {
     /// Devices with memory of their own.
@@ -103,8 +102,8 @@ pub enum Devices {
     All,
 }
 
-/// Moves what operations keep in its scopes to the host, by threads of its own. Clones are the
-/// same.
+/// Moves tensors that operations keep for backward in its scopes to the host, on its own threads.
+/// Clones are the same.
 #[derive(Clone)]
 pub struct Offloader(Arc<Inner>);
 
@@ -136,8 +135,8 @@ impl Offloader {
         }))
     }
 
-    /// Runs `work`, of which what operations keep on this thread is moved. Scopes do not nest: an
-    /// inner one takes the place of the outer one while it is open.
+    /// Runs `work`, and moves the tensors that its operations keep for backward on this thread.
+    /// Scopes do not nest: an inner one takes the place of the outer one while it is open.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
         let group = Arc::new(Group::behind(std::mem::take(&mut last)));
@@ -181,8 +180,7 @@ struct Scope {
 struct Held {
     identity: Identity,
     entry: Option<Weak<Entry>>,
-    /// Keeps others from getting or writing the memory, so that the identity stays that of the
-    /// values.
+    /// Prevents reuse and in-place writes of the memory, so that its identity implies its values.
     _tensor: DispatchTensor,
 }
 
@@ -225,14 +223,14 @@ pub fn in_module<T>(module: impl Into<Option<Module>>, work: impl FnOnce() -> T)
     work()
 }
 
-/// Runs a linear layer of module `linear` that may be one operation with the non-linearity behind
+/// Runs a linear layer of module `linear` that may be one operation with the non-linearity after
 /// it, of module `unit`.
 pub fn in_modules<T>([linear, unit]: [Module; 2], work: impl FnOnce() -> T) -> T {
     let _restore = RestorePart(enter(Part { now: Some(linear), unit: Some(unit) }));
     work()
 }
 
-/// Runs the non-linearity behind such a layer.
+/// Runs the non-linearity after such a layer.
 pub fn in_unit<T>(work: impl FnOnce() -> T) -> T {
     let unit = OPEN.with_borrow(|open| open.as_ref().and_then(|scope| scope.part.unit));
     match unit {
@@ -241,7 +239,7 @@ pub fn in_unit<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Runs `work` as if no scope were open: what its operations keep is dropped at once.
+/// Runs `work` as if no scope were open, because the tensors that it keeps are dropped at once.
 pub(crate) fn closed<T>(work: impl FnOnce() -> T) -> T {
     let _restore = RestoreScope(OPEN.take());
     work()
@@ -340,7 +338,7 @@ impl Kept {
     /// The tensor, on its device again.
     ///
     /// # Panics
-    /// If it could not be read: with what the device said.
+    /// If it could not be read, with the device's error.
     pub fn into_dispatch(self) -> DispatchTensor {
         match self.place {
             KeptTensor::OnDevice(tensor) => tensor,

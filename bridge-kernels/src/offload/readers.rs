@@ -12,7 +12,7 @@ const WAITING: usize = 8;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// They end when the last sender of jobs is gone.
+/// Download threads, which end when the last sender of jobs is dropped.
 pub(super) struct Readers(SyncSender<Job>);
 
 impl Readers {
@@ -43,7 +43,7 @@ impl Readers {
 
     /// Runs a job, unless too many are before it.
     pub fn try_run(&self, job: impl FnOnce() + Send + 'static) {
-        // A full queue is no error.
+        // A full queue is not an error: the job is dropped.
         drop(self.0.try_send(Box::new(job)));
     }
 
@@ -52,7 +52,8 @@ impl Readers {
         // The jobs of two callers, in turn, would each hold a thread and wait for the other's.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // Jobs begin in their order: when each thread has come here, what was before is done.
+        // Jobs begin in their order: when each thread has come to the barrier, all earlier jobs are
+        // done.
         let all = Arc::new(Barrier::new(THREADS + 1));
         for _ in 0..THREADS {
             let all = Arc::clone(&all);

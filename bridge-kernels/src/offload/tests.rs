@@ -1,5 +1,5 @@
-//! Moves from host memory to host memory: order, values and gradients bit for bit, what is moved
-//! how often, and what is freed.
+//! Moves from host memory to host memory: order, values and gradients bit for bit, numbers of
+//! moves, and freed memory.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Barrier;
@@ -211,7 +211,8 @@ fn what_cannot_be_read_is_told_where_it_is_needed() {
     assert!(catch_unwind(AssertUnwindSafe(|| entry.bring_back())).is_err());
 }
 
-/// The tensors of a scope are brought back as soon as one behind it is asked for, and only those.
+/// The tensors of a scope are uploaded as soon as a tensor of the next scope is needed, and only
+/// those.
 #[test]
 fn the_scope_before_is_brought_back_ahead() {
     let offloader = everything();
@@ -245,7 +246,7 @@ fn modules_and_sizes_choose() {
             [Kept::from_tensor(&other()), in_unit(|| Kept::from_tensor(&other()))]
         }));
         kept.push(in_module(Module::AttnNorm, || Kept::from_tensor(&x)));
-        // What is moved is moved for all who keep it.
+        // A tensor that is already moved is moved for all operations that keep it.
         kept.push(Kept::from_tensor(&x));
         kept
     });
@@ -294,8 +295,8 @@ fn blocked<T>(offloader: &Offloader, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// An operation whose input is not tracked has no backward, and one that runs again later has none
-/// yet.
+/// An operation whose input is not tracked has no backward, and an operation that will be
+/// recomputed has none yet.
 #[test]
 fn what_has_no_backward_is_not_moved() {
     let offloader = everything();

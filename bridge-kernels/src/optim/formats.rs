@@ -1,6 +1,6 @@
-//! Formats in which states of an optimizer are kept between steps, bfloat16, and what it leaves of
-//! a float32. Other floats of 8 and 16 bits are in `cpu/small`; slices and tensors do not belong
-//! here.
+//! Formats in which states of an optimizer are kept between steps, bfloat16, and the remainder of a
+//! float32 beside it. Other floats of 8 and 16 bits are in `cpu/small`; slices and tensors do not
+//! belong here.
 
 use crate::cpu::small::{E4M3, Half, Small};
 

@@ -24,7 +24,7 @@ use crate::precision::widen;
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of
 /// `torch.optim.AdamW`.
 ///
-/// The tensors' memory is re-used where nobody else holds it.
+/// The tensors' memory is reused if it is exclusive.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -35,9 +35,9 @@ pub fn adamw(state: AdamWState, gradient: Tensor<1>, rule: &AdamW, step: &Update
     state
 }
 
-/// [`adamw`] where the model has parameters of 16 bits: the new parameter in the dtype of
-/// `previous` too, made in the same pass on GPUs, in the memory of `previous` if nobody else holds
-/// that. The gradient may have 16 bits.
+/// [`adamw`] where the model has parameters of 16 bits: returns the new parameter in the dtype of
+/// `previous` too. On GPUs the same pass computes it, in the memory of `previous` if that is
+/// exclusive. The gradient may have 16 bits.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -71,9 +71,8 @@ impl std::fmt::Debug for AdamWUpdates {
 
 impl AdamWUpdates {
     /// Adds an update: [`adamw_rounded`] where there is a previous value in 16 bits, else
-    /// [`adamw`]. On GPUs the update may still wait, though the tensors that will have what it
-    /// makes are there: only after [`finish`](Self::finish) may they be read, or given to an
-    /// operation.
+    /// [`adamw`]. On GPUs the update may still be pending when its result tensors are returned:
+    /// only after [`finish`](Self::finish) may these be read, or passed to an operation.
     ///
     /// # Panics
     /// If the sizes differ.
@@ -100,7 +99,7 @@ impl AdamWUpdates {
         (state, rounded)
     }
 
-    /// Launches what waits. Dropping does so, too.
+    /// Launches the pending kernels. Dropping the value does so, too.
     pub fn finish(self) {}
 }
 
@@ -136,7 +135,7 @@ pub fn adamw_reference(state: AdamWState, gradient: Tensor<1>, rule: &AdamW, ste
 /// One SGD update with momentum, as `torch.optim.SGD` (dampening 0): returns parameter and momentum
 /// buffer, which decays by `momentum_factor`.
 ///
-/// The tensors' memory is re-used where nobody else holds it.
+/// The tensors' memory is reused if it is exclusive.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -203,7 +202,7 @@ impl SquareSums {
         self.sums.push(flex::sum_of_squares(x).unwrap_or_else(|| sum_of_squares_reference(x)));
     }
 
-    /// Launches what waits for other tensors: no reference to those that were added is kept.
+    /// Launches the pending tensors, so that no reference to an added tensor is kept.
     pub fn launch(&mut self) {
         #[cfg(feature = "cube")]
         self.blocks.launch_all();
@@ -251,7 +250,7 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
 }
 
 /// True if updates, sums of squares and sums read a 16-bit gradient in the same pass as float32.
-/// That is so on GPUs; other devices would widen the gradient in a pass of its own.
+/// True on GPUs; other devices would widen the gradient in a separate pass.
 pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
     #[cfg(feature = "cube")]
     if gradient.dtype().size() == 2 {
@@ -292,10 +291,9 @@ impl std::fmt::Debug for GradientSums {
 }
 
 impl GradientSums {
-    /// `first + second`, of 16 or 32 bits: of their float32 values, in the memory of the first if
-    /// that is float32 and nobody else holds it. On GPUs the sum may still wait, though the tensor
-    /// that will have it is there: only after [`launch`](Self::launch) may it be read, or given to
-    /// an operation.
+    /// `first + second`, of 16 or 32 bits: in float32, in the memory of the first if that is
+    /// float32 and exclusive. On GPUs the sum may be deferred: use the returned tensor only after
+    /// [`launch`](Self::launch).
     ///
     /// # Panics
     /// If the sizes differ.
@@ -312,7 +310,7 @@ impl GradientSums {
         }
     }
 
-    /// Launches what waits. Dropping does so, too.
+    /// Launches the pending kernels. Dropping the value does so, too.
     pub fn launch(&mut self) {
         #[cfg(feature = "cube")]
         self.waiting.launch();

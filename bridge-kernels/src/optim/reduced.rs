@@ -1,4 +1,4 @@
-//! AdamW on states of less than 32 bits: what the update takes and gives, and its form in plain
+//! AdamW on states of less than 32 bits: inputs and outputs of the update, and its form in plain
 //! Burn operations. The fused form is in `cpu/reduced`, its connection to tensors in
 //! `flex/reduced`.
 
@@ -10,8 +10,8 @@ use super::stored::{Master, MasterFormat, Stored, magnitude};
 use super::{adamw, adamw_reference, flex};
 use crate::precision::widen;
 
-/// A parameter with what AdamW keeps of it, or the range of them that a rank has. All are flat and
-/// of one length.
+/// A parameter with its AdamW state, or the range of both that a rank has. All are flat and of one
+/// length.
 #[derive(Clone, Debug)]
 pub struct ReducedAdamW {
     /// The parameter in the dtype of the model: float32, bfloat16 or float16.
@@ -35,9 +35,9 @@ pub struct ReducedFormats {
 /// updated as [`adamw`] does, and rounded to nearest even. The parameter is the rounded float32
 /// value.
 ///
-/// `scales` are those that master and moments get (see [`Format::scale_for`]), 1 for formats
-/// without one. The gradient is float32 or bfloat16. States may be in other formats than those that
-/// they get. Memory is used again where nobody else holds it.
+/// `scales` are the new scales of master and moments (see [`Format::scale_for`]), 1 for formats
+/// without one. The gradient is float32 or bfloat16. The formats of the old states may differ from
+/// the new ones. Exclusive memory is reused.
 ///
 /// # Panics
 /// If the sizes differ.
@@ -69,7 +69,7 @@ pub fn adamw_reduced_reference(
 }
 
 /// The largest magnitudes that the float32 parameter and the moments would have after the update,
-/// from which follow their scales. Nothing is changed, and nothing that is shared is copied.
+/// from which follow their scales. States are not changed, and shared memory is not copied.
 ///
 /// # Panics
 /// If the sizes differ.

@@ -17,7 +17,7 @@ use crate::precision::widen;
 /// A state, or the range of it that a rank has, flat. Cloning shares the elements.
 #[derive(Clone, Debug)]
 pub enum Stored {
-    /// Floats that are what they stand for.
+    /// Floats without a scale.
     Plain(Tensor<1>),
     /// float16 ([`Format::Float16`]): multiples of a scale.
     Scaled {
@@ -26,8 +26,8 @@ pub enum Stored {
         /// Value of a code of one.
         scale: f32,
     },
-    /// 8-bit floats ([`Format::Float8`]): multiples of a scale. They are in host memory, whatever
-    /// the device.
+    /// 8-bit floats ([`Format::Float8`]): multiples of a scale. They are in host memory for any
+    /// device.
     Codes {
         /// The elements.
         codes: Arc<Vec<u8>>,
@@ -76,7 +76,7 @@ impl Stored {
         }
     }
 
-    /// [`widen`](Self::widen) of what is given up: float32 values are handed on.
+    /// [`widen`](Self::widen) by value: float32 values are moved.
     pub fn into_plain(self, device: &Device) -> Tensor<1> {
         match self {
             Self::Plain(values) => widen(values),
@@ -167,11 +167,11 @@ impl Stored {
 /// Format of the float32 master value of a 16-bit parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterFormat {
-    /// As a float32.
+    /// float32.
     Float32,
-    /// As a float16, times a scale of the tensor.
+    /// float16, times a scale of the tensor.
     Float16,
-    /// As its low half: the high half is the parameter's, which is bfloat16. Nothing is lost.
+    /// The low half of the float32: the bfloat16 parameter is the high half. Lossless.
     Remainders,
 }
 
@@ -197,10 +197,10 @@ impl MasterFormat {
 /// Remainders of float32 values beyond their nearest bfloat16 numbers.
 #[derive(Clone, Debug)]
 pub struct Remainders {
-    /// The low half of each.
+    /// The low half of each value.
     pub low: Arc<Vec<u16>>,
-    /// The places, in order, of values midway between two bfloat16 numbers that were rounded up:
-    /// neither half says so. One in 131072 on average.
+    /// The places, in order, of values midway between two bfloat16 numbers that were rounded up,
+    /// which cannot be told from the two halves. One in 131072 on average.
     pub ties: Arc<Vec<u32>>,
 }
 
@@ -222,14 +222,14 @@ impl Remainders {
 /// The float32 value of a parameter in 16 bits, or the range of it that a rank has.
 #[derive(Clone, Debug)]
 pub enum Master {
-    /// By itself.
+    /// Stored independently of the parameter.
     Whole(Box<Stored>),
     /// Together with the parameter.
     Remainders(Remainders),
 }
 
 impl Master {
-    /// The values in float32; `parameter` is what they were rounded to.
+    /// The values in float32; `parameter` has the rounded values.
     pub fn widen(&self, parameter: &Tensor<1>) -> Tensor<1> {
         match self {
             Self::Whole(stored) => stored.widen(&parameter.device()),
@@ -243,7 +243,7 @@ impl Master {
     /// Float32 values that were rounded to `parameter`.
     ///
     /// # Panics
-    /// If they were not, and remainders are to be kept.
+    /// If the format is remainders and `parameter` is not the rounding of the values.
     pub fn narrow(values: Tensor<1>, format: MasterFormat, scale: f32, parameter: &Tensor<1>) -> Self {
         match format.whole() {
             Some(format) => Self::Whole(Box::new(Stored::narrow(values, format, scale))),

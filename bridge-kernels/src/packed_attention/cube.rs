@@ -11,19 +11,19 @@ use crate::rotary::cube::{Angles, pair_rotation, partner, rotated};
 use crate::rotary::{Positions, RotaryTable};
 use crate::vjp;
 
-/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors, as
-/// are all places in memory here.
+/// Sizes that may change from call to call without a new kernel. Head sizes are counted in vectors,
+/// as are all offsets in this file.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     tokens: u32,
     groups: u32,
     queries_per_group: u32,
     head_size: u32,
-    /// Rotated pairs of a head; what is beyond them is copied.
+    /// Rotated pairs of a head; the remaining elements are copied.
     pairs: u32,
 }
 
-/// From a sequence, a token and a head to the next.
+/// Elements from one sequence, token and head to the next.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Strides {
     sequence: u32,
@@ -35,12 +35,12 @@ struct Strides {
 #[derive(CubeType, Clone, Copy)]
 struct VectorPosition {
     sequence: usize,
-    /// In its sequence.
+    /// Index of the token in its sequence.
     token: usize,
     group: usize,
-    /// In its group: queries, then the key, then the value.
+    /// Index of the head in its group: queries, then the key, then the value.
     slot: usize,
-    /// In its head.
+    /// Index of the column in its head.
     column: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Products with a quantised weight. Tiles of it are made float32, one a thread at a time; what a
-//! tile has depends on the shape alone.
+//! Products with a quantised weight. Each thread dequantizes one tile at a time; the tiling depends
+//! only on the shape.
 
 use rayon::prelude::*;
 

@@ -17,8 +17,8 @@ pub enum CodeFormat {
     Int4,
 }
 
-/// Quantization of a matrix: each row by itself, in blocks of adjacent inputs with a float16 scale
-/// each ([`CodeFormat::Int4`]: and the least value). The last block of a row may be shorter.
+/// Quantization of a matrix: each row separately, in blocks of adjacent inputs with a float16 scale
+/// each ([`CodeFormat::Int4`]: and a minimum). The last block of a row may be shorter.
 ///
 /// A block of values that are all below 2^-14 has scales of fewer digits, which costs each value at
 /// most 2^-24. A matrix with a block whose scale is beyond float16 has all of them in float32.
@@ -75,7 +75,7 @@ pub static NF4: LazyLock<[f32; 16]> = LazyLock::new(|| {
     std::array::from_fn(|code| (values[code] / largest) as f32)
 });
 
-/// Borders between the values of [`NF4`]: what lies above the first `n` of them has the code `n`.
+/// Boundaries between the values of [`NF4`]: a value above exactly `n` of them has the code `n`.
 pub(super) static NF4_BORDERS: LazyLock<[f32; 15]> =
     LazyLock::new(|| std::array::from_fn(|code| f32::midpoint(NF4[code], NF4[code + 1])));
 

@@ -17,7 +17,7 @@ const ROWS: usize = 16;
 pub struct QuantizedMatrix {
     quantization: Quantization,
     shape: [usize; 2],
-    /// Row by row.
+    /// Codes in row-major order.
     codes: Vec<u8>,
     /// Row by row, one a block, or two.
     scales: Scales,

@@ -11,7 +11,7 @@ pub(super) const INT8_UNIT: f32 = 1.0 / 128.0;
 /// As [`INT8_UNIT`], of [`super::CodeFormat::Int4`].
 pub(super) const INT4_UNIT: f32 = 1.0 / 16.0;
 
-/// Scales of a matrix. How they are held does not change what they are.
+/// Scales of a matrix, in the narrowest float format that holds them exactly.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Scales {
     Half(Vec<f16>),

@@ -12,9 +12,9 @@ const CHUNK: usize = 1 << 14;
 /// Direction of the rotation: the backward rotates in the other direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Direction {
-    /// By the position.
+    /// Rotation by the position.
     Forward,
-    /// By minus the position.
+    /// Rotation by minus the position.
     Backward,
 }
 

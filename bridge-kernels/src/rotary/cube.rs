@@ -7,12 +7,12 @@ use burn::tensor::{DType, Device, Tensor};
 use super::table::{Positions, RotaryPairing, RotaryTable};
 use crate::cube::{Buffer, attach_one};
 
-/// Sizes that may change from call to call without a new kernel. Those of heads are in vectors.
+/// Sizes that may change from call to call without a new kernel. Head sizes are counted in vectors.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 struct Sizes {
     heads: u32,
     head_size: u32,
-    /// Rotated pairs of a head; what is beyond them is copied.
+    /// Rotated pairs of a head; the remaining elements are copied.
     pairs: u32,
 }
 

@@ -22,7 +22,7 @@ use crate::precision::narrow;
 ///
 /// # Panics
 /// If the head is smaller than the rotated part, or a position lies beyond the table. On GPUs
-/// explicit positions are not looked at: results for those beyond the table are undefined.
+/// explicit positions are not checked: results for positions beyond the table are undefined.
 pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Positions) -> Tensor<4> {
     let [b, t, _, d] = x_bthd.dims();
     table.check([b, t], d, positions);

@@ -35,7 +35,8 @@ impl RotaryTable {
         Self { cos: table(cos), sin: table(sin), pairing }
     }
 
-    /// The same angles with all cosines and sines times `factor`: what is rotated grows by it.
+    /// The same angles with all cosines and sines times `factor`, which scales the rotated
+    /// elements.
     #[must_use]
     pub fn scaled(self, factor: f32) -> Self {
         if factor == 1.0 {
@@ -64,8 +65,8 @@ impl RotaryTable {
         2 * self.cos.dims()[1]
     }
 
-    /// Fails, by name, on heads or positions that do not fit. Values of explicit positions are
-    /// looked at where they are used.
+    /// Panics on head sizes or positions that do not fit. Values of explicit positions are checked
+    /// at their use.
     pub(crate) fn check(&self, [b, t]: [usize; 2], head_size: usize, positions: &Positions) {
         let rotated = self.rotary_size();
         assert!(rotated <= head_size, "rotary: {rotated} rotated dimensions do not fit a head of {head_size}");

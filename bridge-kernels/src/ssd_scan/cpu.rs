@@ -1,4 +1,4 @@
-//! The scan on slices: forward, and what forward and backward share.
+//! The scan on slices: forward, and the parts that forward and backward share.
 //!
 //! A task takes some heads of one group in one sequence, chunk after chunk: the products of inputs
 //! and outputs of the state, which these heads share, are formed once a chunk. Sums of decays are
@@ -65,10 +65,10 @@ pub struct Task {
     pub heads: Range<usize>,
 }
 
-/// The time steps of one head in one chunk, and what follows from them. `[q]` each.
+/// The time steps of one head in one chunk, and the decays computed from them. `[q]` each.
 #[derive(Default)]
 pub struct Steps {
-    /// Time steps before their range is applied, and what the softplus got.
+    /// Time steps before their range is applied, and inputs of the softplus.
     pub raw: Vec<(f32, f32)>,
     pub dt: Vec<f32>,
     /// Sums of the logarithms of decay, this token's included.

@@ -1,4 +1,4 @@
-//! Backward of the scan: chunk after chunk from the last, with the gradient of the state behind
+//! Backward of the scan: chunk after chunk from the last, with the gradient of the state after
 //! each.
 
 use rayon::prelude::*;
@@ -160,7 +160,7 @@ impl Scan {
         d_dt.resize(q, 0.0);
         vectorised!(weigh_backward(own, d_own, shared, d_shared, steps, d_sum, d_dt));
 
-        // Values: from later tokens of the chunk, and from the state behind it.
+        // Values: from later tokens of the chunk, and from the state after it.
         let start = self.start(batch, &tokens, head * p);
         // SAFETY: the columns of a head belong to its task alone.
         let dx = || unsafe { MatrixMut::shared(targets.xbc, start, q, p, columns) };
@@ -200,8 +200,8 @@ impl Scan {
         self.finish_head(read, targets, batch, head, &tokens, steps, d_sum, d_dt);
     }
 
-    /// The term of the values that are added to the output, and gradients of what the time steps
-    /// are made of.
+    /// The gradient term of the skip connection `d x`, and gradients of the inputs of the time
+    /// steps.
     fn finish_head(
         &self,
         read: &Read<'_>,

@@ -227,7 +227,7 @@ impl Scan {
         last
     }
 
-    /// Output, the states before the chunks, and the state behind the last.
+    /// Output, the states before the chunks, and the state after the last.
     fn forward(&self, initial: Option<&Buffer>) -> Option<[Buffer; 3]> {
         let Shape { b, t, h, p, chunk, .. } = self.shape;
         let form = self.form(chunk, p)?;

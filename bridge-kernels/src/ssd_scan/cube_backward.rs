@@ -1,9 +1,9 @@
 //! Backward of the scan on GPUs.
 //!
-//! The gradient of the state behind each chunk comes by one pass from the last chunk to the first;
-//! all else is worked on for all chunks at once. Gradients of time steps need three numbers a token
-//! and head, which are products of rows that other kernels have at hand: `dots` has a plane `[b, h,
-//! t]` of each.
+//! The gradient of the state after each chunk comes by one pass from the last chunk to the first;
+//! all else is worked on for all chunks at once. Gradients of time steps need three numbers per
+//! token and head, which are products of rows that other kernels compute anyway: `dots` has a plane
+//! `[b, h, t]` of each.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -77,7 +77,7 @@ fn output_dots<X: Float>(
 }
 
 /// The gradient of the values, and three planes of `dots`; a cube a block of tokens of a head of a
-/// chunk. `states` are gradients of the states behind the chunks.
+/// chunk. `states` are gradients of the states after the chunks.
 #[cube(launch)]
 fn value_gradients<X: Float>(
     xbc: &[X],
@@ -137,8 +137,8 @@ fn value_gradients<X: Float>(
     write_values::<X>(xbc, dy, steps, d_xbc, dots, &within, &behind, d, &at, &sizes, &mut stage, form);
 }
 
-/// The gradient of the values from what they are given `within` the chunk and from `behind` it, and
-/// three planes of `dots`.
+/// Writes the gradient of the values, the sum of the terms from `within` the chunk and from
+/// `behind` it, and three planes of `dots`.
 #[cube]
 fn write_values<X: Float>(
     xbc: &[X],
@@ -251,12 +251,12 @@ fn summed_weights<X: Float>(
 #[derive(CubeType, Clone, Copy)]
 struct Heads {
     first: usize,
-    /// Behind the last.
+    /// End of the range, exclusive.
     last: usize,
 }
 
 /// Terms of the gradient of inputs of the state, or of `outputs`: a cube a block of tokens of
-/// [`HEADS`] heads of a group and chunk. `states` are gradients of the states behind the chunks,
+/// [`HEADS`] heads of a group and chunk. `states` are gradients of the states after the chunks,
 /// or, for outputs, the states before them. `terms` is `[parts, b, t, 2, g, n]`.
 #[cube(launch)]
 fn state_io_terms<X: Float>(
@@ -330,7 +330,7 @@ fn state_io_terms<X: Float>(
     }
 }
 
-/// Adds up the terms of each group in order, into the gradient's columns behind the values.
+/// Adds up the terms of each group in order, into the gradient's columns after the values.
 #[cube(launch)]
 fn add_terms<X: Float>(terms: &[f32], d_xbc: &mut [X], parts: u32, sizes: Sizes, #[define(X)] _storage: ElemType) {
     let width = 2 * sizes.groups as usize * sizes.state as usize;

@@ -1,4 +1,4 @@
-//! Backward of the scan on GPUs, last part: gradients of what the time steps are made of.
+//! Backward of the scan on GPUs, last part: gradients of the inputs of the time steps.
 
 use burn::cubecl;
 use burn::cubecl::prelude::*;
@@ -9,16 +9,17 @@ use super::cube_steps::{Sizes, Sum, add, chunks, line, since, softplus, step, to
 use crate::cube::Buffer;
 use crate::cube::reduce::cube_sum;
 
-/// Planes of `dots`: the value with what later tokens of the chunk give it without its time step,
-/// the value with what the state behind the chunk gives it without its weight, the value with its
-/// output's gradient, and the output without the term of `d` with its gradient.
+/// Planes of `dots`, dot products: of the value and its gradient from later tokens of the chunk,
+/// without its time step; of the value and its gradient from the state after the chunk, without
+/// its weight; of the value and its output's gradient; of the output without the term of `d` and
+/// the output's gradient.
 pub(super) const DOTS: usize = 4;
 pub(super) const WITHIN: usize = 0;
 pub(super) const BEHIND: usize = 1;
 pub(super) const DIRECT: usize = 2;
 pub(super) const OUTPUT: usize = 3;
 
-/// For each chunk, the product of the state before it and the gradient of that behind it; a cube
+/// For each chunk, the product of the state before it and the gradient of that after it; a cube
 /// each.
 #[cube(launch)]
 fn state_dots(before: &[f32], behind: &[f32], products: &mut [f32], #[comptime] units: usize) {
@@ -36,8 +37,8 @@ fn state_dots(before: &[f32], behind: &[f32], products: &mut [f32], #[comptime] 
     }
 }
 
-/// Gradients of what the time steps are made of, a unit a head and chunk: `d_dt [b, t, h]`, and for
-/// each chunk those of `a_log`, `dt_bias` and `d`, `[b, chunks, 3, h]`.
+/// Gradients of the inputs of the time steps, one unit per head and chunk: `d_dt [b, t, h]`, and
+/// for each chunk those of `a_log`, `dt_bias` and `d`, `[b, chunks, 3, h]`.
 #[cube(launch)]
 fn step_gradients(
     dt: &[f32],

@@ -223,7 +223,7 @@ pub(super) fn add(sum: &mut Sum, term: f32) {
 pub(super) fn softplus(x: f32) -> f32 {
     let mut value = x;
     if x <= 30.0f32 {
-        // ln(1 + u) with what 1 + u rounds away (Goldberg 1991, theorem 4).
+        // ln(1 + u), corrected for the rounding of 1 + u (Goldberg 1991, theorem 4).
         let u = x.exp();
         let one_and = 1.0f32 + u;
         value = u;
@@ -266,7 +266,7 @@ pub(super) fn fill_steps<P: Int>(
         match documents {
             ComptimeOption::Some(documents) => {
                 let row = batch * tokens + token;
-                // Both sides are formed, whatever the first is.
+                // Both operands of `&&` are evaluated in a kernel.
                 if token > 0 && documents[row] != documents[max(row, 1) - 1] {
                     start = token;
                     goes_on = 0.0f32;
@@ -301,9 +301,9 @@ pub(super) fn fill_steps<P: Int>(
     }
 }
 
-/// From what each chunk adds to the state, the state before it, and the state behind the last; or,
-/// `reversed`, from what each chunk adds to the gradient of the state before it, that of the state
-/// behind it. In place, a unit a number of a head's state.
+/// Turns each chunk's term of the state into the state before the chunk, and computes the state
+/// after the last one; or, `reversed`, turns each chunk's term of the gradient of the state before
+/// it into the gradient of the state after it. In place, a unit a number of a head's state.
 #[cube(launch)]
 pub(super) fn pass_states(
     steps: &[f32],

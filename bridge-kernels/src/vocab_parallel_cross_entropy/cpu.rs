@@ -89,8 +89,8 @@ impl Chunk<'_> {
     }
 }
 
-/// One task a row. An empty shard of the vocabulary has no rows to visit, so `v` is at least 1
-/// here.
+/// One task a row. An empty shard of the vocabulary has no elements, so `v.max(1)` only avoids an
+/// invalid chunk size.
 fn rows_of(logits: &mut [f32], v: usize) -> impl IndexedParallelIterator<Item = &mut [f32]> {
     logits.par_chunks_mut(v.max(1))
 }

@@ -3,7 +3,7 @@
 //!
 //! No rank ever has another rank's logits. For each token the ranks agree on three numbers: the
 //! largest logit, the sum of exponentials below it, and the target's logit (Shoeybi et al.,
-//! arXiv:1909.08053, section 3). How numbers travel is the caller's business: see
+//! arXiv:1909.08053, section 3). The caller implements the communication: see
 //! [`VocabularyExchange`].
 
 mod cpu;
@@ -98,8 +98,8 @@ pub fn reference(
     if !logits_nv.is_tracked() {
         return loss;
     }
-    // The value is known and so is its gradient: a sum with that gradient, less itself, so that the
-    // value is exact.
+    // Value and gradient are known: add a term with this gradient and subtract its detached value,
+    // so that the value is exact.
     let slope = (logits_nv * Tensor::<2>::autodiff(gradient_nv)).sum();
     slope.clone() - slope.detach() + loss.autodiff()
 }

@@ -26,7 +26,7 @@ fn options([b, t, _, _, _, d]: Shapes, with: &str, device: &Device) -> Attention
     }
 }
 
-/// Queries, keys and values, and the options with the input behind these, if there is one.
+/// Queries, keys and values, and the options with the input after these, if there is one.
 fn arguments(shapes: Shapes, with: &str, x: &[Tensor<1>], device: &Device) -> ([Tensor<4>; 3], AttentionOptions) {
     let ([b, t, s, h, g, d], width) = (shapes, width(shapes, with));
     let [q, k, v] = [0, 1, 2].map(|i| x[i].clone());
@@ -38,7 +38,7 @@ fn check(shapes: Shapes, with: &str) {
     check_form(shapes, with, &|[q, k, v], options| cube::attention(q, k, v, options).expect("it applies"));
 }
 
-/// By products, with few queries at once and with all.
+/// Checks the form by products, with few queries at once and with all.
 fn check_products(shapes: Shapes, with: &str) {
     for bytes in [1, 1 << 20] {
         check_form(shapes, with, &|[q, k, v], options| {
@@ -47,7 +47,8 @@ fn check_products(shapes: Shapes, with: &str) {
     }
 }
 
-/// The kernels for matrix units, with these emulated: in 32 bits, so that what differs is an error.
+/// The kernels for matrix units, with these emulated in 32 bits, so that any difference is an
+/// error.
 fn check_units(shapes: Shapes, with: &str) {
     check_form(shapes, with, &|[q, k, v], options| {
         matrix_units::attention(q, k, v, options, Some(32)).expect("it applies")

@@ -45,7 +45,7 @@ pub fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f64) {
     }
 }
 
-/// An operation on flat tensors, which makes what else it needs on the device that it is given.
+/// An operation on flat tensors, which creates its other inputs on the given device.
 pub type Operation<'a> = &'a dyn Fn(&[Tensor<1>], &Device) -> Tensor<1>;
 
 /// One operation in two forms.

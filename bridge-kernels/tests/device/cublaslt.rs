@@ -97,8 +97,8 @@ impl Table for StandIn {
     }
 }
 
-/// Heads of tokens, parts of keys and broadcast matrices: what lies at one stride, and what has to
-/// be copied.
+/// Heads of tokens, parts of keys and broadcast matrices: views with one batch stride, and views
+/// that have to be copied.
 fn check_views<T: Table>(table: &T, [t, s, d]: [usize; 3]) {
     let (b, g, heads) = (2, 3, 2);
     let of = |seed, shape: [usize; 4]| tensor(&values(seed, shape.iter().product()), shape, &device());

@@ -56,7 +56,7 @@ fn outputs_and_gradients() {
     }
 }
 
-/// Sizes that are no multiples of what codes come in, one row, and several cubes that look for the
+/// Sizes that are not multiples of the code alignment, one row, and several cubes that compute the
 /// largest magnitude.
 fn check_table(table: &StandIn, has_bias: bool, [n, i, o]: [usize; 3], rule: Fp8Rule) {
     let shaped = |x: &[Tensor<1>]| -> (Tensor<3>, Tensor<2>, Option<Tensor<1>>) {
@@ -103,7 +103,7 @@ fn products_that_a_table_refuses() {
     let (x, weight) = (tensor(&values(1, n * i), [n, i], &device()), tensor(&values(2, o * i), [o, i], &device()));
     let layer = |table: &StandIn, rule| fp8_linear_by_table(table, &x, &weight, None, &pass(rule, &device()));
     assert!(layer(&StandIn::without(|_| true), RULES[0]).is_none());
-    // Nothing was cast or read before that was known.
+    // Without the product nothing is cast or recorded.
     let maxima = Arc::new(OperandMaxima::default());
     let watched = Fp8Pass { maxima: Some(Arc::clone(&maxima)), ..pass(RULES[2], &device()) };
     let with = |table: &StandIn| fp8_linear_by_table(table, &x, &weight, None, &watched);
@@ -151,8 +151,8 @@ fn sixteen_bits_are_rounded_once() {
     }
 }
 
-/// The largest magnitudes are those of the reference, and what is not finite reaches its row and no
-/// other.
+/// The largest magnitudes are those of the reference, and a value that is not finite affects the
+/// output of its row alone.
 #[test]
 fn magnitudes_are_noted_and_overflows_seen() {
     let (n, i, o) = (700, 600, 5);
@@ -251,7 +251,7 @@ fn codes_of_several_weights_are_those_of_the_host() {
             decoded.extend(cast.decode(&cast.encode(own)));
             rest = behind;
         }
-        // What is behind the last weight is cast as it is; nobody looks at it.
+        // The padding after the last weight is cast, but not compared.
         let known = bytes.len();
         expected.push(decoded);
         for (dtype, _) in dtypes().into_iter().chain([(FloatDType::F32, 0.0)]) {

@@ -23,7 +23,7 @@ fn tensors_are_written_in_place() {
     write_ints_into(&target, &ints(&[9, 8, 7, 6, 5], [5, 1], &device()));
     let numbers = |x: Tensor<2, Int>| x.into_data().iter::<i64>().collect::<Vec<_>>();
     assert_eq!((numbers(clone), numbers(copy)), (vec![9, 8, 7, 6, 5], vec![1, 2, 3, 4, 5]));
-    // A sum begins with the first gradient, and not with what was there.
+    // A sum begins with the first gradient, and not with the old content of the tensor.
     let sum = plain(&[f32::NAN; 11], [11]);
     let gradients: Vec<Vec<f32>> = (3..6).map(|seed| values(seed, 11)).collect();
     let [no, yes] = [[0.0], [1.0]].map(|keeps| plain(&keeps, [1]));
@@ -56,7 +56,7 @@ fn a_recorded_sequence_is_replayed() {
     let graph = graph.unwrap();
     assert!(runs > 1, "a sequence is computed before it is recorded");
     assert_eq!(read(result.clone()), read(formula(&input)), "and not when it is");
-    // Memory that the sequence gave back goes to nobody else.
+    // Memory that the sequence freed is not given to other tensors.
     let others: Vec<Tensor<1>> = (0..50).map(|i| plain(&vec![i as f32; rows * rows], [rows * rows])).collect();
     let mut sum = vec![0.0; rows * rows];
     for seed in 3..6 {
@@ -87,7 +87,7 @@ fn what_reads_is_not_recorded_and_leaves_the_device_usable() {
         })
     });
     assert!(reads.is_err(), "{reads:?}");
-    // What is uploaded would be there in the first replay only.
+    // Uploaded values would be present in the first replay only.
     let uploads = KernelGraph::record::<GraphError>(&keeps, &mut || {
         write_into(&keeps, &plain(&[3.0], [1]));
         Ok(())

@@ -21,7 +21,7 @@ pub fn dtypes() -> Vec<(FloatDType, f32)> {
     found
 }
 
-/// Fails unless every element is within one rounding of what wide storage gives for the same
+/// Fails unless every element is within one rounding of the result with wide storage for the same
 /// (rounded) inputs.
 fn assert_rounded_once<const D: usize>(name: &str, narrow: Tensor<D>, wide: Tensor<D>, half_ulp: f32) {
     let dtype = narrow.dtype();
@@ -180,8 +180,8 @@ fn attention_by_products_rounds_scores_too() {
     }
 }
 
-/// Probabilities are rounded before they are multiplied, and so are gradients of scores; what is
-/// summed is not. Emulated units everywhere, and a device's own.
+/// Probabilities and gradients of scores are rounded before products; sums are not. Tests emulated
+/// units on all devices, and a device's own units.
 #[test]
 fn matrix_units_round_factors() {
     for (t, d, columns) in [(130, 16, Some(64)), (75, 32, Some(32)), (130, 64, None), (75, 96, None), (200, 128, None)]
@@ -214,7 +214,7 @@ fn matrix_units_round_factors() {
     }
 }
 
-/// If all values are equal, no score matters, whatever the rounding of the gradients of
+/// If all values are equal, scores have no gradient, with any rounding of the gradients of
 /// probabilities.
 #[test]
 fn what_all_keys_have_in_common_has_no_gradient() {

@@ -78,8 +78,8 @@ fn weight_gradients_add_up_in_float32() {
     }
 }
 
-/// Products between kernels, on several streams at once, each with the others' memory: every one is
-/// behind what it reads.
+/// Products between kernels, on several streams at once, with memory of other streams: every
+/// product runs after the work that it reads.
 #[test]
 fn products_are_ordered_with_kernels() {
     let device = device();

@@ -56,8 +56,8 @@ fn several_steps() {
     }
 }
 
-/// Gradients of 16 bits, and parameters rounded in the same pass: what casts around a step in
-/// float32 give, to the bit.
+/// 16-bit gradients, and parameters rounded in the same pass, equal casts around a float32 step to
+/// the bit.
 #[test]
 fn parameters_of_16_bits() {
     for (dtype, _) in crate::half::dtypes() {
@@ -87,8 +87,8 @@ fn in_float64([p, m, v]: [f64; 3], gradient: f64, rule: &AdamW, step: &UpdateSte
     [kept - step.learning_rate * m_hat / (v_hat.sqrt() + rule.epsilon * step.eps_mult), m, v]
 }
 
-/// Many tensors with two sets of constants, some with a rounded value and gradients of 16 bits:
-/// what each has by itself, to the bit, and what float64 gives.
+/// Many tensors with two sets of constants, some with a rounded value and 16-bit gradients. Results
+/// equal single updates to the bit, and agree with float64.
 #[test]
 fn tensors_of_one_launch_are_updated_as_by_themselves() {
     let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype);
@@ -155,8 +155,7 @@ fn memory(x: &Tensor<1>) -> String {
     format!("{number} from {:?}", x.handle.offset_start)
 }
 
-/// From step to step states and the rounded parameter stay where they are, unless somebody else
-/// holds them.
+/// States and the rounded parameter keep their memory from step to step, unless it is shared.
 #[test]
 fn memory_is_written_again() {
     let dtype = crate::half::dtypes()[0].0;
@@ -179,7 +178,7 @@ fn memory_is_written_again() {
     assert_ne!(read(rounded), values);
 }
 
-/// In place where nobody else has the sum, and of gradients of 16 bits without a copy in 32.
+/// Sums in place if the sum is exclusive, and without a 32-bit copy of 16-bit gradients.
 #[test]
 fn gradients_add_up() {
     let dtypes = crate::half::dtypes().into_iter().map(|(dtype, _)| dtype).chain([FloatDType::F32]);
@@ -205,7 +204,7 @@ fn added(first: Tensor<1>, second: Tensor<1>) -> Tensor<1> {
 }
 
 /// Sums of all widths, dtypes and both kinds, more than a launch takes: the bits are those of
-/// float32, and what others hold stays.
+/// float32, and shared memory does not change.
 #[test]
 fn sums_of_one_launch_are_those_of_single_tensors() {
     let dtypes: Vec<FloatDType> =
@@ -316,8 +315,8 @@ fn sums_of_squares_are_read_together() {
     assert_eq!(SquareSums::default().finish(), Vec::<f64>::new());
 }
 
-/// Tensors of all dtypes and widths in turn, more than a launch takes: each has the sum that it has
-/// by itself, to the bit, and that of float64.
+/// Tensors of all dtypes and widths in turn, more than a launch takes: each has the same sum as
+/// alone, to the bit, and agrees with float64.
 #[test]
 fn sums_of_squares_of_one_launch_are_those_of_single_tensors() {
     let dtypes: Vec<FloatDType> =

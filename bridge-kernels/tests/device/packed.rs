@@ -127,7 +127,7 @@ fn attention_of_a_projection() {
 #[test]
 fn gradients_that_lie_by_head() {
     let packed = PackedHeads { groups: 3, queries_per_group: 1, head_size: 5 };
-    // The factor's memory is by head, and so is that of the gradients which it makes.
+    // The factor's memory is ordered by head, and so is the memory of its gradients.
     let by_head = |device: &Device| -> Tensor<4> {
         let [b, t] = TOKENS;
         let factor = crate::common::tensor(&values(5, b * t * 3 * 5), [b, 3, t, 5], device);

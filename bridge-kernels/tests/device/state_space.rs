@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use crate::common::{Case, assert_close, device, ints, read, tensor, values};
 use crate::operands::scan::{Sizes, scan_inputs, scan_options, scan_values};
 
-/// Documents of the tokens of `b` sequences: runs of 1 to 5 tokens, others in each sequence.
+/// Documents of the tokens of `b` sequences: runs of 1 to 5 tokens, which differ between sequences.
 fn documents(b: usize, t: usize) -> Vec<i64> {
     let begins = |i: &usize| (i % t).is_multiple_of(7) || (i % t + i / t) % 5 == 3;
     (0..b * t).map(|i| (0..=i).filter(begins).count() as i64).collect()

@@ -96,7 +96,7 @@ fn losses_are_those_of_the_cpu() {
     println!("losses on the device: {:?}\nlosses on the CPU:    {:?}", found.0, expected.0);
     println!("norms on the device:  {:?}\nnorms on the CPU:     {:?}", found.1, expected.1);
     assert!(expected.0[9] < 0.8 * expected.0[0], "the test is meant to train");
-    // What float32 makes of sums in another order after ten steps: the tolerances of `bridge
+    // Differences of float32 sums in another order after ten steps: the tolerances of `bridge
     // verify`.
     for (name, found, expected, tolerance) in [("loss", found.0, expected.0, 1e-5), ("norm", found.1, expected.1, 5e-5)]
     {

@@ -14,7 +14,7 @@ pub fn width([.., d]: Shapes, with: &str) -> usize {
     }
 }
 
-/// Queries, keys and values, and behind them sinks, if there are some.
+/// Queries, keys and values, and after them sinks, if there are some.
 pub fn inputs([b, t, s, h, g, d]: Shapes, with: &str) -> Vec<Vec<f32>> {
     let width = width([b, t, s, h, g, d], with);
     let mut inputs = vec![values(1, b * t * h * d), values(2, b * s * g * d), values(3, b * s * g * width)];

@@ -59,7 +59,7 @@ fn shaped([b, t, s, h, g, d]: Shapes, with: &str, x: &[Tensor<1>]) -> [Tensor<4>
     [x[0].clone().reshape([b, t, h, d]), x[1].clone().reshape([b, s, g, d]), x[2].clone().reshape([b, s, g, width])]
 }
 
-/// The options with the input behind queries, keys and values, if there is one.
+/// The options with the input after queries, keys and values, if there is one.
 fn with_sinks(options: &AttentionOptions, x: &[Tensor<1>]) -> AttentionOptions {
     AttentionOptions { sinks_h: x.get(3).cloned(), ..options.clone() }
 }

@@ -111,7 +111,7 @@ fn large_products_are_those_of_each_expert_by_itself() {
             if count > 0 {
                 parts.push(linear(x.clone().narrow(0, start, count), weight, Some(bias)));
             } else {
-                // Its gradient is zero.
+                // An expert without rows has a gradient of zero.
                 parts.push(linear(x.clone().narrow(0, 0, 1), weight, Some(bias)).narrow(0, 0, 1) * 0.0);
             }
             start += count;

@@ -20,7 +20,7 @@ fn read<const D: usize>(x: Tensor<D>) -> Vec<f64> {
     x.cast(FloatDType::F32).into_data().iter::<f64>().collect()
 }
 
-/// Every element within one rounding of what float32 arithmetic gives for the same (rounded)
+/// Fails unless every element is within one rounding of float32 arithmetic on the same (rounded)
 /// inputs.
 fn assert_rounded_once(narrow: Vec<f64>, wide: Vec<f64>) {
     for (i, (narrow, wide)) in narrow.iter().zip(&wide).enumerate() {
@@ -62,8 +62,8 @@ fn dropout_keeps_the_mean_in_16_bits() {
     let device = Device::flex();
     let ones = bf16(&[1.0; 64], [64], &device);
     let key = DropoutKey(Philox::new(3));
-    // 1 / 0.9 rounds to the nearest bfloat16, not to what a product with a rounded factor of 2 ulp
-    // would give.
+    // 1 / 0.9 rounds to the nearest bfloat16, not to the product with a rounded factor, which is
+    // off by 2 ulp.
     let expected = read(Tensor::<1>::from_data(TensorData::from([1.0 / 0.9_f32]), &device).cast(FloatDType::BF16))[0];
     let kept: Vec<f64> = read(dropout_reference(ones, 0.1, key)).into_iter().filter(|y| *y != 0.0).collect();
     assert!(kept.len() > 40 && kept.iter().all(|y| *y == expected), "{kept:?}");

@@ -28,7 +28,7 @@ fn check(n: usize, inputs: usize, outputs: usize) {
     .check();
 }
 
-/// The product with what is done to it before it is written out.
+/// The product with operations that are fused into it.
 fn check_epilogues(n: usize, inputs: usize, outputs: usize) {
     let x_w_b_r = vec![values(1, n * inputs), values(2, outputs * inputs), values(3, outputs), values(4, n * outputs)];
     let shaped = |t: &[Tensor<1>]| (t[0].clone().reshape([n, inputs]), t[1].clone().reshape([outputs, inputs]));

@@ -98,8 +98,8 @@ fn sgd_and_accumulation_follow_their_references() {
     }
 }
 
-/// In a batch or not, with gradients of 16 bits and a rounded value: what casts around a step in
-/// float32 give.
+/// Updates in a batch or not, with 16-bit gradients and a rounded value, equal casts around a
+/// float32 step.
 #[test]
 fn parameters_of_16_bits() {
     for dtype in [FloatDType::BF16, FloatDType::F16] {

@@ -94,13 +94,13 @@ impl Plain {
     }
 }
 
-/// Ten steps with these formats. What float32 and float64 round to different sides is a unit of the
-/// format apart; that happens to few elements, and all others agree as float32 does.
+/// Ten steps with these formats. Values that float32 and float64 round to different sides differ by
+/// a unit of the format. That happens to few elements; all others agree to float32 precision.
 fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, decoupled: bool) {
     let what = format!("{n} x {dtype:?}, {formats:?}, decoupled {decoupled}");
     let first = flat(&values(1, n)).cast(dtype);
     let mut state = start(first.clone(), &formats);
-    // What a float32 parameter or master is, is not rounded beyond float32.
+    // A float32 parameter or master is not rounded further.
     let of_master = match formats.master.whole() {
         Some(Format::Float16) if dtype != FloatDType::F32 => Format::Float16,
         _ => Format::Float32,
@@ -112,7 +112,8 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
         scales: [1.0; 3],
     };
     let (mut far, mut looked_at) = (0, 0);
-    // What a rounding left is felt when the state has become smaller.
+    // The error of an earlier rounding is relative to the state's peak, which may be larger than
+    // its current value.
     let mut peaks = [0, 1, 2].map(|_| vec![0.0_f64; n]);
     for number in 1..=10 {
         let (gradient, step) = (values(10 + number, n), step(number));
@@ -126,8 +127,9 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
             let (format, scale) = (plain.formats[i], plain.scales[i].max(1e-300));
             for ((found, expected), peak) in found.iter().zip(expected).zip(&mut peaks[i]) {
                 *peak = peak.max(expected.abs());
-                // A unit for each of the few steps whose roundings are still felt, and what unequal
-                // moments move: parameters, and through their decay in the gradient the moments.
+                // A unit for each of the few steps whose roundings still have an effect, and the
+                // effect of unequal moments: on parameters, and, through weight decay in the
+                // gradient, on the moments.
                 let moved = [0.02, 0.002, 0.002][i] * if i == 0 || !decoupled { 1.0 } else { 0.0 };
                 let allowed = 8.0 * rounding(format, *peak / scale) * scale + 2e-6 * *peak + 2e-7 + moved;
                 let difference = (f64::from(*found) - expected).abs();
@@ -139,8 +141,8 @@ fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, dec
         if dtype == FloatDType::F32 {
             continue;
         }
-        // The parameter is the exact value, rounded once, whatever its master is, but where unequal
-        // moments moved it.
+        // The parameter is the exact value, rounded once, with any master format, except for moves
+        // by unequal moments.
         for (found, exact) in read(state.parameter.clone()).iter().zip(exact) {
             let unit = if dtype == FloatDType::BF16 { 2.0_f64.powi(-8) } else { 2.0_f64.powi(-11) };
             let (difference, allowed) = ((f64::from(*found) - exact).abs(), 1.01 * unit * exact.abs());
@@ -194,7 +196,7 @@ fn twenty_steps_with_remainders_have_the_bits_of_whole_masters() {
                 assert_eq!(whole, c.parameter.to_data(), "step {number}: as plain AdamW");
                 assert_eq!(a.moments[1].to_data(), c.exp_avg_sq.to_data());
             }
-            // What is saved and read again goes on with the same bits.
+            // A saved and restored master continues with the same bits.
             if number == 11 {
                 let value = a.master.as_ref().unwrap().widen(&a.parameter);
                 a.master = Some(Master::narrow(value, MasterFormat::Remainders, 1.0, &a.parameter));

@@ -65,7 +65,7 @@ impl Packed {
 
 type Operation = fn(Tensor<3>, PackedHeads, Option<(&RotaryTable, &Positions)>, &AttentionOptions) -> Tensor<4>;
 
-/// By way of plain Burn operations only.
+/// The operation with plain Burn operations only.
 fn plain(
     qkv: Tensor<3>,
     heads: PackedHeads,

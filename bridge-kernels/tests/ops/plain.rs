@@ -1,5 +1,5 @@
-//! The operations in float64 and the plainest loops, and gradients by central differences. Nothing
-//! fast, no Burn.
+//! The operations in float64 with plain loops, and gradients by central differences. No
+//! optimization, no Burn.
 
 use bridge_kernels::{Activation, GatedUnit};
 

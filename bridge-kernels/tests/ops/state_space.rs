@@ -15,7 +15,7 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
-/// Documents of the tokens of `b` sequences: runs of 1 to 5 tokens, others in each sequence.
+/// Documents of the tokens of `b` sequences: runs of 1 to 5 tokens, which differ between sequences.
 fn documents(b: usize, t: usize) -> Vec<i64> {
     let begins = |i: &usize| (i % t).is_multiple_of(7) || (i % t + i / t) % 5 == 3;
     (0..b * t).map(|i| (0..=i).filter(begins).count() as i64).collect()

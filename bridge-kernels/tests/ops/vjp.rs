@@ -95,7 +95,7 @@ fn plain_outputs([a, b, c, d, e, f]: [Tensor<1>; 6]) -> Outputs {
     (a * b + c.clone(), matrix(d) * matrix(e) * f.clone().reshape([1, 1]), c * f)
 }
 
-/// The same as one operation.
+/// The outputs computed by one attached operation.
 fn attached_outputs(inputs: [Tensor<1>; 6]) -> Outputs {
     let inner = inputs.clone().map(Tensor::without_autodiff);
     let (x, y, z) = plain_outputs(inner.clone());
@@ -147,8 +147,8 @@ fn six_inputs_and_three_outputs_have_the_gradients_of_plain_operations() {
             let what = format!("input {i} of {tracked:?}, outputs {used:?}");
             match (found, expected) {
                 (Some(found), Some(expected)) => assert_close(&what, found, &wide(expected), 1e-6),
-                // Plain operations leave out what the loss does not depend on; a pullback may say
-                // zero.
+                // Plain operations have no gradient for inputs that the loss does not depend on; a
+                // pullback may have zeros.
                 (Some(found), None) => assert!(tracked[i] && found.iter().all(|v| *v == 0.0), "{what}: {found:?}"),
                 (found, expected) => assert_eq!(found, expected, "{what}"),
             }

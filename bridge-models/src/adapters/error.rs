@@ -23,13 +23,13 @@ pub enum AdapterError {
         /// The layer.
         layer: String,
     },
-    /// An adapter was trained on a base that is held quantised, and others on the same base are
-    /// not.
+    /// An adapter was trained on a quantised base, but other adapters of the set use the base
+    /// unquantised.
     #[error(
         "`{parameter}`: the adapter was trained on a quantised base, which it cannot share with other adapters: load it alone"
     )]
     Quantised {
-        /// A parameter that would be held so.
+        /// A parameter that would be quantised.
         parameter: String,
     },
     /// Two adapters of one name.

@@ -31,7 +31,7 @@ pub struct Branch {
     pub part: Option<usize>,
     /// Rows of `a`.
     pub rank: usize,
-    /// Factor on what is added.
+    /// Factor on the branch's output.
     pub scale: f64,
 }
 
@@ -63,8 +63,7 @@ pub struct LowRankAdapter {
     quantization: Option<Quantization>,
     /// Quantization of the word embedding and the head.
     table_quantization: Option<Quantization>,
-    /// By the names of magnitudes, the layers, and the parts of them, whose rows they are the
-    /// lengths of.
+    /// Magnitudes by name: the layers, and their parts, whose row lengths the magnitudes are.
     magnitudes: Arc<Mutex<BTreeMap<String, Rows>>>,
 }
 
@@ -188,7 +187,7 @@ impl Adapter for LowRankAdapter {
         let (layer, part) = of?;
         let mut values = weight(&format!("{}.weight", layer.name))?;
         if let Some(quantization) = self.quantization {
-            // The lengths of what products are made with.
+            // Row lengths of the dequantized weight, which products use.
             values = QuantizedMatrix::new(&values, [layer.outputs, layer.inputs], quantization).values();
         }
         let lengths = row_lengths(&values, layer.inputs);

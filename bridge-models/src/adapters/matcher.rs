@@ -1,6 +1,6 @@
-//! `[peft]`: which layers have a branch, by name. A pattern is a short name or a full dotted one,
-//! in which `*` stands for any characters; names are Megatron's (of layers, and of parts of fused
-//! ones such as `linear_q`), or those that any Hugging Face family here has.
+//! `[peft]`: selection of the layers with a branch, by name. A pattern is a short name or a full
+//! dotted one, in which `*` stands for any characters; names are Megatron's (of layers, and of
+//! parts of fused ones such as `linear_q`), or those that any Hugging Face family here has.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,7 +59,7 @@ pub fn low_rank_adapter(peft: &PeftConfig, model: &FinalTransformer) -> Result<L
         DropoutPosition::Post => DropoutPlace::Output,
     };
     let matcher = Matcher {
-        // A mapping stands for the targets.
+        // A mapping replaces the targets.
         targets: if peft.canonical_mapping.is_empty() { peft.target_modules.clone() } else { Vec::new() },
         mapping: peft.canonical_mapping.iter().map(|(pattern, parts)| (pattern.clone(), names_in(parts))).collect(),
         excluded: peft.exclude_modules.clone(),
@@ -248,7 +248,8 @@ impl Names {
                 names.parts.iter_mut().zip(stored).for_each(|(names, name)| names.push(name));
             }
         }
-        // A family without a gate may call the whole what another calls a part.
+        // In a family without a gate, the whole layer may have the name that a part has in another
+        // family.
         let of_parts: BTreeSet<&str> = names.parts.iter().flatten().map(|name| short_name(name)).collect();
         names.whole.retain(|name| !of_parts.contains(short_name(name)));
         names

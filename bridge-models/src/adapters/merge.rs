@@ -1,4 +1,4 @@
-//! Weights into which branches are taken up.
+//! Merging of branches into the weights of their layers.
 
 use bridge_core::config::PeftKind;
 use bridge_core::model::LinearLayer;

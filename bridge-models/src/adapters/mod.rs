@@ -7,7 +7,7 @@
 //! | `lora` | [`LowRankAdapter`]: which parameters a layer gets, and what is made of them |
 //! | `dora` | the lengths of rows |
 //! | `matcher` | `[peft]` of recipes: layers by name |
-//! | `merge` | weights into which the branches are taken up |
+//! | `merge` | merging of branches into weights |
 //! | `trained` | [`TrainedAdapter`]: branches whose values a checkpoint has |
 //! | `several` | [`AdapterSet`]: adapters by name on one base |
 //! | `peft_format` | [`PeftAdapter`]: folders of the `peft` library |

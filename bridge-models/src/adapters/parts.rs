@@ -11,12 +11,12 @@ use burn::tensor::Tensor;
 /// Division of a layer's rows into parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Parts {
-    /// The layer makes one thing.
+    /// The layer has one output and is not fused.
     One,
     /// Queries, keys and values: the rows of `groups` groups, each its query heads, a key and a
     /// value head of `head_size` rows.
     Heads { groups: usize, head_size: usize },
-    /// A gate and what it multiplies, one behind the other.
+    /// A gate and the linear term that it multiplies, one after the other.
     Gated,
 }
 
@@ -64,7 +64,7 @@ impl Parts {
         }
     }
 
-    /// The same on one of `ranks` ranks.
+    /// The parts on one of `ranks` ranks.
     pub fn on_rank(self, ranks: usize) -> Self {
         match self {
             Self::Heads { groups, head_size } => Self::Heads { groups: (groups / ranks).max(1), head_size },

@@ -16,8 +16,8 @@ use crate::huggingface::HfError;
 /// A base on one rank, in float32, and adapters of it by name. One of them may be active, as after
 /// `peft`'s `set_adapter`.
 ///
-/// Each adapter is a chunk of its own, whose frozen parameters share the memory of the base's; what
-/// an adapter has in full (`modules_to_save`) it has itself.
+/// Each adapter is a chunk of its own, whose frozen parameters share the memory of the base's; each
+/// adapter has its own copy of fully trained modules (`modules_to_save`).
 #[derive(Debug)]
 pub struct AdapterSet {
     config: DecoderConfig,
@@ -54,11 +54,11 @@ impl AdapterSet {
         self.adapters.keys().map(String::as_str)
     }
 
-    /// The base with `adapter`, whose own parameters have no values yet: they must be loaded before
-    /// the chunk is used. Those of the base share its memory.
+    /// The base with `adapter`. The adapter's parameters have no values yet: load them before the
+    /// chunk is used. Parameters of the base share its memory.
     ///
     /// # Errors
-    /// If the adapter wants a base that is held quantised, or the base cannot be built with it.
+    /// If the adapter needs a quantised base, or the base cannot be built with it.
     pub fn blank(&self, adapter: Arc<dyn Adapter>) -> Result<Box<dyn ModelChunk>, AdapterError> {
         let config = DecoderConfig { perform_initialization: false, ..self.config.clone() };
         let context = BuildContext {
@@ -67,7 +67,7 @@ impl AdapterSet {
             params_dtype: FloatDType::F32,
             padded_vocab_size: config.padded_vocab_size,
             parallel: Parallel::single(),
-            // What is left for later is given by the base and by the adapter's files.
+            // Deferred parameters get their values from the base and the adapter's files.
             deferred: Some(DeferredParameters::default()),
             adapter: Some(adapter),
         };
@@ -83,7 +83,8 @@ impl AdapterSet {
         Ok(chunk)
     }
 
-    /// Adds what [`blank`](Self::blank) made, when it has its values, as the adapter called `name`.
+    /// Adds a chunk of [`blank`](Self::blank), after its values were loaded, as the adapter called
+    /// `name`.
     ///
     /// # Errors
     /// If there is one of this name.
@@ -154,15 +155,15 @@ impl AdapterSet {
         }
     }
 
-    /// Continues several prompts, each with its adapter, as [`generate_batch`] does; those with the
-    /// same one together. `on_token` sees each new token with the number of its request, and may
-    /// stop that one.
+    /// Continues several prompts, each with its adapter, as [`generate_batch`] does. Prompts with
+    /// the same adapter form a batch. `on_token` gets each new token with the number of its
+    /// request, and may stop this request.
     ///
     /// Returns the new tokens of each request.
     ///
     /// # Errors
     /// If there is no adapter of a name, or as [`generate_batch`], with the number of the request.
-    /// Names are looked at before anything is continued.
+    /// Names are checked before any prompt is continued.
     pub fn generate(
         &self,
         requests: &[AdapterRequest],
@@ -188,7 +189,7 @@ impl AdapterSet {
     }
 }
 
-/// Why a request could not be served.
+/// Error of a request.
 #[derive(thiserror::Error)]
 pub enum SetError {
     /// There is no such adapter.

@@ -1,4 +1,5 @@
-//! Several adapters on one base: each computes what it does alone, and the base is in memory once.
+//! Several adapters on one base: each has the same outputs as alone, and the base is in memory
+//! once.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -57,7 +58,7 @@ fn each_adapter_computes_what_it_does_alone() {
     for (place, (name, alone)) in expected.iter().enumerate() {
         assert_eq!(&logits(set.model(*name).unwrap()), alone, "{name:?}");
         assert!(expected[..place].iter().all(|(_, other)| other != alone), "{name:?} is another's");
-        // The others stay what they are, whichever is active.
+        // Activating one adapter does not change another.
         set.set_adapter(*name).unwrap();
         assert_eq!((set.active(), &logits(set.active_model())), (*name, alone));
     }

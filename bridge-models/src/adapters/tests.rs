@@ -1,4 +1,4 @@
-//! Adapters of the `peft` library: reference values, and what is refused.
+//! Adapters of the `peft` library: reference values, and refusals.
 
 use std::path::{Path, PathBuf};
 
@@ -193,7 +193,7 @@ fn a_tied_embedding_is_trained_in_full_with_its_head() {
     let (_folder, adapter) = opened(&both, false, &[embedding(0.75), head(0.75)]).unwrap();
     let values = adapter.values().unwrap();
     assert!(values["embedding.word_embeddings.weight"].values.iter().all(|value| *value == 0.75));
-    // So `peft` saves it where it ties the two, whichever is named.
+    // `peft` saves the tied pair like this, with either name.
     for saved in ["embed_tokens", "lm_head"] {
         opened(&[saved], true, &[embedding(0.75), head(0.75)]).unwrap();
     }

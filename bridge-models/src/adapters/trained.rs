@@ -41,7 +41,7 @@ pub(super) struct Values {
 #[derive(Clone, Debug)]
 pub struct TrainedAdapter {
     pub(super) method: PeftKind,
-    /// By name.
+    /// Layers by name.
     pub(super) layers: BTreeMap<String, AdaptedLayer>,
     /// Parameters of the base that are trained in full.
     pub(super) in_full: BTreeSet<String>,
@@ -57,7 +57,7 @@ impl TrainedAdapter {
     }
 
     /// The values of a parameter of the whole model, row-major: those of `base`, with the branches
-    /// in `own` taken up, in float32; those of `own` where they are trained in full.
+    /// in `own` merged, in float32; those of `own` where they are trained in full.
     ///
     /// # Errors
     /// Errors of reading.
@@ -99,7 +99,7 @@ impl TrainedAdapter {
     }
 }
 
-/// Writes down what an adapter does, and changes nothing.
+/// Records the layers and parameters that an adapter chooses, and changes nothing.
 #[derive(Debug)]
 struct Recorder {
     adapter: LowRankAdapter,

@@ -61,7 +61,7 @@ pub struct YarnConfig {
     pub mscale: Option<f64>,
     /// The growth that is divided out again.
     pub mscale_all_dim: Option<f64>,
-    /// Factor on cosines and sines; `None` is what follows from the fields above.
+    /// Factor on cosines and sines; `None` for the factor that the fields above determine.
     pub attention_factor: Option<f64>,
     /// The ends of the ramp are whole pairs.
     pub truncate: bool,

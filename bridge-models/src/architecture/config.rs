@@ -66,8 +66,8 @@ config_table! {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
-        /// The residual stream is in float32 whatever the layers' dtype; no file of a model says
-        /// it.
+        /// True if the residual stream is in float32 with any dtype of the layers. Not stored in
+        /// model files.
         #[serde(skip)]
         fp32_residual: bool = false => setting!(fp32_residual_connection);
         /// Factor on the word embedding's output.

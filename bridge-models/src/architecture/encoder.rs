@@ -7,10 +7,11 @@ use crate::architecture::choices::LayerPattern;
 use crate::architecture::config::{DecoderConfig, PositionEmbedding, RelativeConfig, ResidualConfig};
 use crate::architecture::limits::invalid;
 
-/// Checks what an encoder asks of the rest, and that relative positions have one.
+/// Checks that the other fields fit an encoder, and that relative positions are used only with an
+/// encoder.
 ///
 /// # Errors
-/// With the first key that does not fit, and what was expected.
+/// With the first key that does not fit, and the expected value.
 pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
     let key = "model.position_embedding_type";
     let (encoder, relative) = match (&config.encoder, &config.position_embedding) {

@@ -13,7 +13,8 @@ use super::section::{SettingCodec, config_table, setting};
 /// The key of the `[model]` section that says which block each layer has.
 const PATTERN: &str = "model.hybrid_override_pattern";
 
-/// Positions of a model that has no table of them and no attention: as many as anyone will ask for.
+/// Number of positions of a model without a position table and without attention: effectively
+/// unlimited.
 pub(crate) const UNLIMITED_POSITIONS: usize = 1 << 20;
 
 /// The block of a layer.
@@ -221,7 +222,7 @@ impl DecoderConfig {
         self
     }
 
-    /// Checks what the layers' blocks need of the other fields.
+    /// Checks that the other fields fit the layers' blocks.
     pub(crate) fn validate_hybrid(&self) -> Result<(), ModelBuildError> {
         let Some(hybrid) = &self.hybrid else {
             return Ok(());

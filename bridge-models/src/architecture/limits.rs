@@ -1,4 +1,4 @@
-//! The largest size of anything, and the error about a key: what configuration and checks share.
+//! The largest allowed size and the error about a key, shared by configuration and checks.
 
 use bridge_core::model::ModelBuildError;
 

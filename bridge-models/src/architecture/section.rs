@@ -14,7 +14,7 @@ use super::limits::invalid;
 pub(crate) struct SettingCodec<T, O> {
     /// The field's value, from the section and from the rows before.
     pub read: fn(&TransformerConfig, &O) -> Result<T, ModelBuildError>,
-    /// Sets the section to the field's value; the whole table is there to look at.
+    /// Sets the section to the field's value, with access to the whole table.
     pub write: fn(&T, &O, &mut TransformerConfig),
 }
 
@@ -108,13 +108,14 @@ macro_rules! setting_or_omitted {
 pub(crate) use {config_table, read_only, setting, setting_or, setting_or_omitted};
 
 impl DecoderConfig {
-    /// Resolves a `[model]` section: fills in the derived sizes and refuses what this decoder does
-    /// not do.
+    /// Resolves a `[model]` section: fills in the derived sizes and refuses features that this
+    /// decoder does not have.
     ///
     /// # Errors
-    /// With the first key that cannot be built, what it is and what was expected.
+    /// With the first key that cannot be built, its value and the expected one.
     pub fn from_transformer(section: &TransformerConfig, padded_vocab_size: usize) -> Result<Self, ModelBuildError> {
-        // What has an encoder is of another kind, whose settings the table refuses for all others.
+        // A model with an encoder is of another kind. The table refuses that kind's settings for
+        // all other kinds, so its check is skipped here.
         let refused = if section.encoder_num_layers.is_some() { None } else { section.not_built() };
         if let Some((key, message)) = refused {
             return Err(invalid(&key, message));
@@ -378,7 +379,8 @@ pub(crate) mod codecs {
         },
     };
 
-    /// N: every N-th layer has no rotary embedding; a list: 1 is without; nothing: no layer is.
+    /// With a number N, every N-th layer has no rotary embedding. In a list, 1 marks layers
+    /// without. If absent, all layers have one.
     pub const NO_ROPE_LAYERS: SettingCodec<LayerPattern, DecoderConfig> = SettingCodec {
         read: |section, _| match &section.no_rope_freq {
             None => Ok(LayerPattern::None),
@@ -402,8 +404,8 @@ pub(crate) mod codecs {
         },
     };
 
-    /// The layers that a setting means: those that it lists with 1, or those for which `includes`
-    /// says so of their number (from 0) and N.
+    /// The layers that a setting means: those that it lists with 1, or those for whose number (from
+    /// 0) and N `includes` returns true.
     fn pattern(
         section: &TransformerConfig,
         key: &str,
@@ -427,7 +429,7 @@ pub(crate) mod codecs {
         Err(invalid(key, message))
     }
 
-    /// A pattern as the setting's list; nothing for the pattern that the setting's absence means.
+    /// A pattern as the setting's list; `None` for the pattern of an absent setting.
     fn marks(pattern: &LayerPattern, num_layers: usize, absent: LayerPattern) -> Option<OneOrMany<usize>> {
         let list = || (0..num_layers).map(|index| usize::from(pattern.includes(index))).collect();
         (*pattern != absent).then(|| OneOrMany::Many(list()))

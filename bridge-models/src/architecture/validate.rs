@@ -18,7 +18,7 @@ impl DecoderConfig {
     /// Checks that the fields fit each other.
     ///
     /// # Errors
-    /// With the first key that does not, what it is and what was expected.
+    /// With the first key that does not, its value and the expected one.
     pub fn validate(&self) -> Result<(), ModelBuildError> {
         self.validate_sizes()?;
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
@@ -84,7 +84,7 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// Checks what layers that predict further tokens need of the other fields.
+    /// Checks that the other fields fit multi-token prediction layers.
     fn validate_prediction(&self) -> Result<(), ModelBuildError> {
         let (key, layers) = ("model.mtp_num_layers", self.mtp_num_layers);
         if layers == 0 {
@@ -278,7 +278,7 @@ impl DecoderConfig {
             ("model.num_moe_experts", experts),
             ("model.encoder_num_layers", self.encoder.map_or(1, |encoder| encoder.num_layers)),
             ("model.mtp_num_layers", self.mtp_num_layers),
-            // Of equal ones the last is named.
+            // If several are equal, the last is named.
             ("model.num_layers", self.num_layers),
         ];
         let most = sizes.into_iter().max_by_key(|(_, size)| *size);

@@ -50,7 +50,7 @@ struct Settings {
     softcap: Option<f64>,
     dropout: f64,
     use_rope: bool,
-    /// Epsilon of the norm of queries and keys that has no weights.
+    /// Epsilon of the weightless norm of queries and keys.
     l2_norm: Option<f64>,
     /// Query and key heads of all ranks, where one norm covers them.
     normed_heads: Option<[usize; 2]>,
@@ -115,8 +115,7 @@ pub(crate) struct AttentionInput<'a> {
 }
 
 /// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries,
-/// keys and values, as far as the window lets them see. A causal product counts half of what the
-/// whole square would.
+/// keys and values within the window. A causal product counts half of the full square.
 fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let h = config.hidden_size as f64;
@@ -156,8 +155,8 @@ pub(crate) fn scores_bytes(
     bytes as u64
 }
 
-/// Bytes of what attention keeps of each query of `heads` for backward, in float32: the logarithm
-/// of its softmax's sum, on a GPU the largest score beside it.
+/// Bytes that attention keeps for backward of each query of `heads`, in float32: the log-sum-exp,
+/// and on a GPU also the largest score.
 pub(crate) fn statistics_bytes(heads: u64, work: &Workload) -> u64 {
     let numbers = if work.on_cpu { 1 } else { 2 };
     work.tokens() * heads * numbers * size_of::<f32>() as u64
@@ -198,9 +197,9 @@ impl SelfAttention {
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, index, work),
-            // And the output, which the projection behind it keeps too.
+            // The output is counted too: the next projection keeps it.
             kept: kept + queries + work.input_besides(n * h * d) + statistics_bytes(h, work),
-            // The output is what the projection behind it keeps too.
+            // The output is also the input that the next projection keeps.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
                 (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks),
@@ -208,7 +207,7 @@ impl SelfAttention {
             unmoved: statistics_bytes(h, work),
             // Gradients of the output, and of queries, keys and values.
             backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
-            // Of the projection of queries, keys and values, and of the output's.
+            // Operands of the projection of queries, keys and values, and of the output projection.
             deferred: 2 * (stream + queries) + 2 * keys,
             attention: scores_bytes(
                 [groups * queries_per_group, groups],

@@ -20,9 +20,9 @@ use crate::architecture::config::{DecoderConfig, RelativeConfig};
 /// Keys that a query attends to besides earlier ones of its own sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
-    /// All: an encoder.
+    /// All keys, as in an encoder.
     Both,
-    /// Only earlier keys: a decoder.
+    /// Only earlier keys, as in a decoder.
     Causal,
 }
 
@@ -118,7 +118,7 @@ impl Settings {
     }
 
     /// Attention of `heads`, whose keys may be those of another sequence: `[b, t, h * d]`. Scores
-    /// are in float32 whatever the dtype.
+    /// are in float32 with any dtype.
     fn attend(&self, heads: Heads, input: &BiasedInput) -> Tensor<3> {
         let BiasedInput { scores, dropout_key, .. } = input;
         let Heads { q_bthd, k_btgd, v_btgd } = heads;
@@ -130,14 +130,14 @@ impl Settings {
         }
         if let Some(hidden) = &scores.hidden {
             let hidden = hidden.clone().expand(weights_bhts.dims());
-            // Finite, so that a row without any key has no NaN.
+            // A finite value, so that a row without any key does not become NaN.
             weights_bhts = weights_bhts.mask_fill(hidden, f32::MIN);
         }
         if let Some(max_logit) = input.max_logit {
             max_logit.record_max(weights_bhts.clone());
         }
-        // Written out: backends fuse Burn's own where there is no graph, and a recomputed segment
-        // would round differently.
+        // Softmax is written out, because backends fuse Burn's softmax if there is no graph, and a
+        // recomputed segment would round differently.
         let exponentials = (weights_bhts.clone() - weights_bhts.detach().max_dim(3)).exp();
         let sums = exponentials.clone().sum_dim(3);
         let mut weights_bhts = exponentials / sums;

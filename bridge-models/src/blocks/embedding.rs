@@ -57,7 +57,7 @@ impl Table {
     /// Rows of the table, `[b, t]` -> `[b, t, columns]`.
     fn rows(&self, ids_bt: Tensor<2, Int>) -> Tensor<3> {
         let rows_btc = embedding(self.weight(), ids_bt);
-        // Those of a quantised table are made outside of any graph.
+        // Rows of a quantised table are made outside of any graph.
         let is_in_graph = self.quantized.is_some() && self.weight.val().device().is_autodiff();
         if is_in_graph { rows_btc.autodiff() } else { rows_btc }
     }
@@ -73,7 +73,7 @@ pub(crate) struct Embedding {
     /// Factor on the words' rows.
     multiplier: f64,
     dropout: f64,
-    /// True if the stream is in float32 whatever the tables' dtype.
+    /// True if the stream is in float32 with any dtype of the tables.
     is_wide: bool,
 }
 
@@ -140,9 +140,9 @@ impl Embedding {
     }
 }
 
-/// Rows of the word embedding, of which `table` is this rank's part of `size`: `[b, t]` -> `[b, t,
-/// c]` of the residual stream. Each tensor-parallel rank looks up the ids it holds; the others'
-/// rows are zero, and the sum is whole.
+/// Rows of the word embedding, `[b, t]` -> `[b, t, c]` of the residual stream. `table` is this
+/// rank's shard of `size` rows. Each tensor-parallel rank looks up the ids in its shard and uses
+/// zeros for all other ids; the sum over ranks is complete.
 pub(crate) fn rows_of_words(table: &Table, size: usize, ids_bt: Tensor<2, Int>, regions: &Regions) -> Tensor<3> {
     let group = regions.tensor();
     if group.size() == 1 {

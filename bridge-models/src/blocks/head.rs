@@ -28,7 +28,7 @@ pub(crate) struct Targets {
 
 /// The head as losses of a program's own see it.
 pub(crate) struct HeadOutputs<'a> {
-    /// Behind the final norm, as the residual stream is cut.
+    /// After the final norm, as the residual stream is cut.
     pub x_btc: Tensor<3>,
     pub last: LastOutputs<'a>,
     pub regions: &'a Regions,
@@ -61,7 +61,7 @@ impl OutputParts for HeadOutputs<'_> {
     }
 }
 
-/// Output table, and what is done to its products.
+/// Output table, and the scaling and capping of its logits.
 #[derive(Clone)]
 pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
@@ -109,8 +109,8 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
     }
 }
 
-/// Cost of a layer that replaces the projection, which keeps its input. The loss is the program's,
-/// and so is its cost.
+/// Cost of a layer that replaces the projection, which keeps its input. The cost of the program's
+/// custom loss is not known.
 pub(crate) fn cost_replaced(outputs: usize, hidden_size: usize, work: &Workload) -> SegmentCost {
     let c = hidden_size as u64;
     SegmentCost {
@@ -150,8 +150,8 @@ pub(crate) fn loss_sum(
         let targets = vocab_parallel::Targets { ids_n, mask_n };
         return vocab_parallel_cross_entropy(x_nc, projection.weight_vc, targets, &shard, &options);
     }
-    // The operation exchanges figures chunk by chunk, and the more rows a rank has the shorter are
-    // its chunks. What is one chunk with the most rows is one on every rank.
+    // The operation exchanges figures chunk by chunk, and ranks with more vocabulary rows use
+    // shorter chunks. A chunk length that fits the largest shard is one chunk on every rank.
     let loss_of = |first: usize, count: usize| {
         let targets = vocab_parallel::Targets {
             ids_n: ids_n.clone().narrow(0, first, count),
@@ -173,7 +173,7 @@ pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions
 }
 
 /// This rank's columns of the vocabulary, `[b, t, v]` -> all, on every rank. Ranks with fewer
-/// columns send some that nobody keeps.
+/// columns send padding, which is dropped.
 fn gather_vocabulary(own_btv: Tensor<3>, size: usize, group: &Group) -> Tensor<3> {
     let ranks = group.size();
     if size.is_multiple_of(ranks) {

@@ -22,7 +22,7 @@ pub(crate) struct InitialValues {
 impl InitialValues {
     pub fn new(config: &DecoderConfig) -> Self {
         let of = |std: f64| if config.perform_initialization { Initial::Normal(std) } else { Initial::Zeros };
-        // What each layer adds to the stream: two blocks, or in a hybrid one.
+        // Number of blocks per layer that add to the stream: two, or one in a hybrid model.
         let additions = if config.hybrid.is_some() { 1.0 } else { 2.0 };
         let hidden = config.init_method_std / config.initial_divisor();
         Self {

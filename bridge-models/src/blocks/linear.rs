@@ -112,7 +112,7 @@ impl Linear {
         self.changed_product(x, self.bias(), None, change, store)
     }
 
-    /// [`Self::forward`] and what follows in a feed-forward block, of which this is the first
+    /// [`Self::forward`] and the activation of a feed-forward block, of which this is the first
     /// layer.
     pub fn forward_and_activate(
         &self,

@@ -78,8 +78,8 @@ impl LatentAttention {
         let latents = n * small as u64 * a;
         let stream = n * config.hidden_size as u64 * a;
         let row = config.hidden_size as u64 * work.collective_bytes;
-        // What queries are made of, latent vectors of keys and values, and the rotated elements of
-        // keys.
+        // Input of the query projection, latent vectors of keys and values, and the rotated
+        // elements of keys.
         let q = latent.q_lora_rank.unwrap_or(config.hidden_size);
         let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
         let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
@@ -106,7 +106,7 @@ impl LatentAttention {
         SegmentCost {
             flops: flops(config, latent, index, work),
             // The stream, which projections of queries and of keys and values read, latent vectors
-            // before and after their norms, and what is made of them.
+            // before and after their norms, and the queries, keys and values made of them.
             kept: work.input_alone(n * config.hidden_size as u64)
                 + work.input_besides(n * config.hidden_size as u64)
                 + latents

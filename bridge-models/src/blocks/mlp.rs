@@ -15,8 +15,8 @@ use crate::architecture::config::DecoderConfig;
 /// An expert's first layer and non-linearity.
 const EXPERT: [OffloadModule; 2] = [OffloadModule::ExpertFc1, OffloadModule::MoeAct];
 
-/// Two linear layers with a non-linearity between them. A gated unit's first layer has the gate's
-/// rows, then the others.
+/// Two linear layers with a non-linearity between them. The first layer of a gated unit has the
+/// gate's rows, followed by the rows of the values.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
     linear_fc1: Linear,

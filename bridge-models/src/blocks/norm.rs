@@ -87,7 +87,7 @@ impl Norm {
             Normalization::RmsNorm => residual_rms_norm(x, weight, self.config.epsilon),
         };
         let dtype = self.dtype();
-        // What is rounded afterwards is not what the norm makes.
+        // If the output is rounded, the norm cannot be recomputed in its place.
         let is_narrower = FloatDType::from(normed.tensor.dtype()) != dtype;
         (if is_narrower { normed.tensor.cast(dtype).into() } else { normed }, x)
     }
@@ -121,7 +121,8 @@ impl Norm {
     fn parameters(&self) -> (Tensor<1>, Option<Tensor<1>>) {
         let weight = self.weight.val();
         let weight = match self.config.zero_centered_gamma {
-            // In 16 bits the sum would round away what a weight around 0 is stored for.
+            // In 16 bits the sum would round away the precision that storing the weight around 0
+            // gains.
             true => weight.cast(FloatDType::F32) + 1.0,
             false => weight,
         };

@@ -1,7 +1,7 @@
 //! Modules of a segment that run again in backward.
 //!
-//! Graphs are cut between segments, so what is smaller is one operation of the segment's graph that
-//! keeps its inputs alone.
+//! Graphs are cut between segments, so a smaller part is one operation of the segment's graph that
+//! keeps only its inputs.
 
 use std::collections::VecDeque;
 
@@ -11,8 +11,8 @@ use burn::tensor::Tensor;
 
 /// `f(module, inputs)`, of which only the inputs are kept for backward.
 ///
-/// `f` runs again there, with the same values of the module's parameters. What it uses besides
-/// these and its inputs has no gradient.
+/// In backward `f` runs again, with the same values of the module's parameters. Other captured
+/// tensors get no gradient.
 pub(crate) fn recomputed<M: Module + 'static, const N: usize, const I: usize, const D: usize>(
     module: M,
     inputs: [Tensor<I>; N],

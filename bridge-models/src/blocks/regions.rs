@@ -20,7 +20,8 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 /// The dimension of the sequence in `[b, t, ..]`.
 const SEQUENCE: usize = 1;
 
-/// The groups that share one forward pass, and what lies between their regions.
+/// The groups that share one forward pass, and whether sequences are cut between tensor-parallel
+/// regions.
 #[derive(Clone, Debug)]
 pub(crate) struct Regions {
     tensor: Group,
@@ -131,8 +132,8 @@ impl Regions {
         }
     }
 
-    /// The dropout key of what each rank has a part of its own of: heads, or columns of a
-    /// feed-forward block, and chunks of a sequence.
+    /// The dropout key for values that are sharded over ranks: heads, columns of a feed-forward
+    /// block, and chunks of a sequence.
     pub fn own_key(&self, key: Option<DropoutKey>) -> Option<DropoutKey> {
         let own = |stream: Philox, group: &Group| match group.size() {
             1 => stream,

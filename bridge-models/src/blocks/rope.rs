@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use crate::architecture::choices::{RopeScaling, YarnConfig};
 use crate::architecture::config::{DecoderConfig, PositionEmbedding, RopeConfig};
 
-/// Rotary tables of a model, for the positions that were asked for so far.
+/// Rotary tables of a model, which grow with the requested positions.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotary {
     table: GrowingTable,
@@ -80,7 +80,7 @@ impl Rotary {
         }
     }
 
-    /// Tables for heads of `head_size` elements and positions `0..length`, of which those behind
+    /// Tables for heads of `head_size` elements and positions `0..length`, of which those after
     /// the first [`FIRST_POSITIONS`] are made when a sequence has them.
     pub fn new(rope: &RopeConfig, head_size: usize, length: usize, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
@@ -133,7 +133,7 @@ impl Rotary {
 pub(crate) enum Sequences {
     /// Sequences of up to [`RopeConfig::short_length`] tokens.
     Short,
-    /// Longer ones.
+    /// Longer sequences.
     Long,
 }
 

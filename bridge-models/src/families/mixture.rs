@@ -38,15 +38,15 @@ pub(super) struct SigmoidRouter {
 }
 
 impl SigmoidRouter {
-    /// A router as DeepSeek-V3's: groups of experts, of which one has no meaning, a bias in the
-    /// choice, and the weights of the chosen experts.
+    /// Reads a router like DeepSeek-V3's: groups of experts (a single group has no effect), a bias
+    /// in the choice, and the weights of the chosen experts.
     pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
         let groups = fields.size("n_group")?.unwrap_or(self.groups);
         let chosen = fields.size("topk_group")?.unwrap_or(self.chosen);
         let factor = fields.number("routed_scaling_factor")?.unwrap_or(self.factor);
         let moe = experts(config);
         (moe.score_function, moe.expert_bias) = (RouterScoreFunction::Sigmoid, true);
-        // Scores are computed in float32, whatever the parameters are.
+        // Scores are computed in float32 with any dtype of the parameters.
         moe.router_precision = Some(RouterDType::Fp32);
         let divides = moe.num_experts.is_multiple_of(groups);
         let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
@@ -83,7 +83,7 @@ pub(super) const APART: &[WeightRule] = &[
     ),
 ];
 
-/// The same with all experts of a layer in two tensors.
+/// Names of a mixture with all experts of a layer in two tensors.
 pub(super) const STACKED: &[WeightRule] = &[
     rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.mlp.gate.weight"]).stacked(),
     rule(

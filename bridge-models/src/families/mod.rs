@@ -1,6 +1,6 @@
 //! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has
-//! `config.rs`, which keys of `config.json` are which fields of the decoder, and `weights.rs`,
-//! where each parameter is. What these tables mean is said in [`crate::huggingface`].
+//! `config.rs`, which maps keys of `config.json` to fields of the decoder, and `weights.rs`, which
+//! maps parameters to tensors. [`crate::huggingface`] describes these tables.
 
 mod cohere2;
 mod deepseek_v3;

@@ -18,7 +18,7 @@ pub(super) fn parse(family: &Family, more: Value) -> Result<DecoderConfig, HfErr
     family.decoder_config(&Fields::new(&settings))
 }
 
-/// The same, which is what its own `config.json` says too.
+/// [`parse`] with a check that the decoder's own `config.json` has the same meaning.
 pub(super) fn read_back(family: &Family, more: Value) -> DecoderConfig {
     let config = parse(family, more).unwrap();
     let settings = family.settings(&config).unwrap();

@@ -11,13 +11,12 @@ pub enum Sampling {
     Random(Draw),
 }
 
-/// A random draw: among which tokens, and how. What is cut off is cut off in the order of the
-/// fields.
+/// A random draw and its candidate tokens. The filters are applied in the order of the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
     /// Divides the logits: below 1 sharpens, above 1 flattens.
     pub temperature: f64,
-    /// Only the `k` most likely tokens.
+    /// Keeps only the `k` most likely tokens.
     pub top_k: Option<usize>,
     /// Only the most likely tokens whose probabilities add up to `p`, at least one (nucleus
     /// sampling, arXiv:1904.09751).
@@ -30,7 +29,7 @@ pub struct Draw {
     pub typical_p: Option<f64>,
     /// Only tokens of at least this probability, or the most likely one (arXiv:2210.15191).
     pub epsilon_cutoff: Option<f64>,
-    /// The same with a bound that falls with the entropy (arXiv:2210.15191).
+    /// Like `epsilon_cutoff`, with a bound that falls with the entropy (arXiv:2210.15191).
     pub eta_cutoff: Option<f64>,
     /// Seed of the draws: the same seed gives the same text.
     pub seed: u64,
@@ -97,7 +96,7 @@ fn total(tokens: &[(usize, f64)]) -> f64 {
     tokens.iter().map(|(_, weight)| weight).sum()
 }
 
-/// Keeps the first, and what has enough weight.
+/// Keeps the first token, and all with enough weight.
 fn keep(tokens: &mut Vec<(usize, f64)>, is_enough: impl Fn(f64) -> bool) {
     let mut is_first = true;
     tokens.retain(|(_, weight)| std::mem::take(&mut is_first) || is_enough(*weight));

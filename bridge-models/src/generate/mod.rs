@@ -68,7 +68,7 @@ impl GenerateOptions {
     }
 }
 
-/// Why nothing could be generated.
+/// Error of a generation.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum GenerateError {
     /// There is no token to start from.
@@ -128,7 +128,7 @@ pub struct GenerateRequest<'a> {
     pub options: &'a GenerateOptions,
 }
 
-/// Continues `prompt`. `on_token` sees each new token at once and may stop the generation.
+/// Continues `prompt`. `on_token` gets each new token at once and may stop the generation.
 ///
 /// Returns the new tokens.
 ///
@@ -147,8 +147,8 @@ pub fn generate(
     texts.map(|texts| texts.into_iter().flatten().collect()).map_err(|(_, error)| error)
 }
 
-/// Continues several prompts together, each as [`generate`] does. `on_token` sees each new token
-/// with the number of its request, and may stop that one.
+/// Continues several prompts together, each as [`generate`] does. `on_token` gets each new token
+/// with the number of its request, and may stop this request.
 ///
 /// All texts of a batch are at the same position, so that none needs padding: after the end of a
 /// shorter prompt its new tokens run beside the given tokens of a longer prompt. Prompts that
@@ -288,7 +288,7 @@ impl<'a> Batch<'a> {
         Ok(state)
     }
 
-    /// Tokens of all rows at these positions. Behind the end of a text its last token is repeated;
+    /// Tokens of all rows at these positions. After the end of a text its last token is repeated;
     /// its outputs are not read.
     fn tokens(&self, positions: Range<usize>) -> Tensor<2, Int> {
         let at = |row: &Row, position: usize| row.tokens.get(position).or(row.tokens.last()).copied().unwrap_or(0);

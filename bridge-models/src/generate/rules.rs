@@ -1,5 +1,5 @@
-//! Rules that change what is likely before a token is chosen: those of `generation_config.json`
-//! that look at the text. How a token is then drawn, `choose` says.
+//! Logits processors of `generation_config.json` that depend on the text so far. They run before
+//! `choose` draws a token.
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub struct TokenRules {
     pub suppressed: Vec<i64>,
     /// Tokens that are never generated first.
     pub suppressed_first: Vec<i64>,
-    /// The token behind a text of one token.
+    /// The token after a text of one token.
     pub forced_bos: Option<i64>,
     /// Tokens of which the last one that fits is one.
     pub forced_eos: Vec<i64>,
@@ -49,7 +49,7 @@ impl Default for TokenRules {
     }
 }
 
-/// A text in the making.
+/// A text that is being generated.
 pub(super) struct Text<'a> {
     /// Input of the model.
     pub prompt: &'a [i64],
@@ -72,7 +72,7 @@ impl TokenRules {
         let mut banned: Vec<i64> = Vec::new();
         banned.extend(ends_of_ngrams(self.no_repeat_ngram_size, text.before, text.before));
         banned.extend(ends_of_ngrams(self.encoder_no_repeat_ngram_size, text.prompt, text.before));
-        // A rule against what ends the text would keep it from ever ending.
+        // Ends of text are never banned: without them generation would not stop.
         let is_end = |word: &[i64]| matches!(word, [token] if text.ends.contains(token));
         let words = self.bad_words.iter().filter(|word| !is_end(word));
         banned.extend(words.filter_map(|word| {
@@ -117,7 +117,7 @@ fn scale(logits_v: &mut [f32], tokens: &[i64], penalty: f64) {
     }
 }
 
-/// Tokens that would end a run of `size` tokens behind `before` that is in `text` too.
+/// Tokens that would end a run of `size` tokens after `before` that is in `text` too.
 fn ends_of_ngrams<'a>(size: usize, text: &'a [i64], before: &'a [i64]) -> impl Iterator<Item = i64> + 'a {
     let begin = (size > 0 && before.len() + 1 >= size).then(|| &before[before.len() + 1 - size..]);
     let runs = begin.into_iter().flat_map(move |begin| text.windows(size).filter(move |run| run.starts_with(begin)));

@@ -1,5 +1,5 @@
-//! The bridge to Hugging Face as one value: opened from a folder or a GGUF file, whatever its
-//! family, and written as a folder again.
+//! The bridge to Hugging Face as one value: opened from a folder or a GGUF file of any family, and
+//! written as a folder again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,8 +21,8 @@ pub struct AutoBridge {
 }
 
 impl AutoBridge {
-    /// Opens a folder with `config.json` and safetensors, or a GGUF file. The family is found, and
-    /// every tensor's name and shape is looked at; none is read.
+    /// Opens a folder with `config.json` and safetensors, or a GGUF file. This finds the family and
+    /// checks every tensor's name and shape, without reading tensors.
     ///
     /// # Errors
     /// As [`HfModel::open`].
@@ -62,9 +62,9 @@ impl AutoBridge {
         snapshot(self.model.clone())
     }
 
-    /// Writes `chunks`, which are the stages of this model after training, say, as a folder of its
-    /// family: with its settings, its tokenizer's files and its way of having experts. What
-    /// `options` says besides counts.
+    /// Writes `chunks`, for instance the stages of this model after training, as a folder of its
+    /// family, with the settings, tokenizer files and expert layout of this model. Other values of
+    /// `options` are used as given.
     ///
     /// # Errors
     /// As [`to_hf`](fn@to_hf), and if one of those files cannot be read.

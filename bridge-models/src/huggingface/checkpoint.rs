@@ -43,7 +43,7 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// Bytes that are read before what is in memory is handed back.
+    /// Bytes that are read before resident pages are returned to the system.
     const MOST: usize = 16 << 20;
 
     /// Records that `bytes` bytes of the files are about to be read.
@@ -67,7 +67,7 @@ struct Entry {
 /// Encoding of the elements of a tensor.
 #[derive(Clone, Debug)]
 enum Encoding {
-    /// Themselves.
+    /// Elements are stored unencoded.
     Plain,
     /// Elements times the scale of their block of rows and columns.
     Scaled { scales: Box<Entry>, block: [usize; 2] },
@@ -79,7 +79,7 @@ enum Encoding {
 /// Quantization of a folder's weights, from `quantization_config` of its `config.json`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Quantization {
-    /// Not at all.
+    /// Weights are not quantized.
     #[default]
     None,
     /// Floats of 8 bits, with a tensor `NAME_scale_inv` beside each: a factor for each block of
@@ -102,7 +102,7 @@ struct Index {
 const MOST_NAME_BYTES: usize = 1024;
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const SINGLE: &str = "model.safetensors";
-/// Files of weights that are not read, by their beginning and end, with what to do.
+/// Files of weights that are not read, by prefix and suffix of their names, with advice.
 const NOT_READ: [(&str, &str, &str); 7] = [
     ("adapter_model", "", "it is an adapter: name its base, and this folder by --adapter"),
     (
@@ -127,8 +127,8 @@ const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
 
 impl HfCheckpoint {
     /// Maps the files of `folder` by transformers' rule: `model.safetensors`, or else the files
-    /// that `model.safetensors.index.json` names, each as a whole, whatever the index says of its
-    /// tensors.
+    /// that `model.safetensors.index.json` names, each as a whole: the index's list of tensors is
+    /// ignored.
     ///
     /// # Errors
     /// If a file is missing or damaged.
@@ -252,7 +252,7 @@ impl HfCheckpoint {
             }
             Some(_) | None => (grid, block),
         };
-        // What activations would be divided by says nothing of the weights.
+        // Scales of activations do not affect the weights.
         if let Some(module) = name.strip_suffix("weight") {
             self.tensors.remove(&format!("{module}activation_scale"));
         }
@@ -441,7 +441,7 @@ impl HfCheckpoint {
         }
         let [.., rows, columns] = *shape else { unreachable!("`scale_by_block` looked") };
         let (grid_rows, grid) = (rows.div_ceil(block[0]), columns.div_ceil(block[1]));
-        // Of many matrices in one tensor only the scales of those that are read.
+        // If a tensor has many matrices, only the scales of those that are read are loaded.
         let matrices = start / (rows * columns)..(start + values.len()).div_ceil(rows * columns);
         let size = grid_rows * grid * encoding::float_size(scales.dtype).expect("`scale_by_block` looked");
         let bytes = &self.files[scales.file][scales.bytes.clone()][matrices.start * size..matrices.end * size];

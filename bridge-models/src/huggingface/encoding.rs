@@ -46,9 +46,9 @@ fn fill<const N: usize>(bytes: &[u8], target: &mut [f32], convert: impl Fn([u8; 
     }
 }
 
-/// A matrix of `columns` columns in E4M3 with a scale for each block of `block` rows and columns:
-/// what to multiply its values by. Returns values and scales, both row-major. NaN stays NaN, and a
-/// block with an infinite value becomes NaN.
+/// A matrix of `columns` columns in E4M3 with a scale for each block of `block` rows and columns,
+/// by which its values are multiplied. Returns values and scales, both row-major. NaN stays NaN,
+/// and a block with an infinite value becomes NaN.
 pub(super) fn to_scaled_e4m3(values: &[f32], columns: usize, block: [usize; 2]) -> (Vec<u8>, Vec<f32>) {
     let grid = columns.div_ceil(block[1]);
     let rows = values.len() / columns.max(1);

@@ -29,7 +29,7 @@ pub enum HfError {
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         source: safetensors::SafeTensorError,
     },
     /// A setting of `config.json` that cannot be used.
@@ -177,7 +177,7 @@ pub enum HfError {
         /// Dtype of the tensor.
         found: String,
     },
-    /// The decoder has something the family has no place for.
+    /// The family cannot store a setting or parameter of the decoder.
     #[error("cannot be written as {family}: {key}: expected {expected}, found {found}")]
     NotOfFamily {
         /// The family's `model_type`.
@@ -222,7 +222,7 @@ pub enum HfError {
 /// Problem of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorProblem {
-    /// The model needs it and the files lack it.
+    /// The model needs the tensor and the files lack it.
     Missing {
         /// Name of the tensor.
         name: String,
@@ -236,7 +236,7 @@ pub enum TensorProblem {
         /// Found shape.
         found: Vec<usize>,
     },
-    /// It has another shape.
+    /// The tensor has another shape.
     Shape {
         /// Name of the tensor.
         name: String,
@@ -280,8 +280,8 @@ fn lines(items: &[impl fmt::Display]) -> String {
     items.iter().map(|item| format!("\n  {item}")).collect()
 }
 
-/// The first problems, one a line: of tensors that are missing at most half where there are others,
-/// which say what is there instead.
+/// The first problems, one a line. At most half of them are missing tensors where there are
+/// problems of other kinds, which tell the names that were found instead.
 fn list(problems: &[TensorProblem]) -> String {
     const SHOWN: usize = 20;
     let (missing, others): (Vec<_>, Vec<_>) =

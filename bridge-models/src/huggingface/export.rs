@@ -55,8 +55,8 @@ pub struct ExportOptions {
     pub bos_token_id: Option<i64>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<i64>,
-    /// The `config.json` of the folder that the model was imported from: what it says beside the
-    /// model, and the positions that it allows, stays.
+    /// The `config.json` of the folder that the model was imported from. Its keys that do not
+    /// describe the model, and its number of positions, are kept.
     pub original: Option<Map<String, Value>>,
     /// Layout of the experts of a layer in files, if the family has both.
     pub experts: ExpertLayout,
@@ -102,11 +102,11 @@ pub fn to_hf(
     exporter.finish()
 }
 
-/// A Hugging Face folder in the making: takes parameters, one after the other, and writes each to
-/// its place. The folder has a model when it is finished, and not before: `config.json` comes last.
+/// Writer of a Hugging Face folder: takes parameters, one after the other, and writes each to its
+/// place. The folder has a model when it is finished, and not before: `config.json` comes last.
 ///
 /// For a model that is spread over ranks, every rank calls [`crate::gather_parameters`] and one of
-/// them hands what it gets to an exporter.
+/// them passes the parameters to an exporter.
 #[derive(Debug)]
 pub struct Exporter {
     map: WeightMap,
@@ -151,7 +151,8 @@ impl Exporter {
         Ok(Self { map, storages, block, staged, added: HashSet::new(), failure: None })
     }
 
-    /// Adds a whole parameter, row-major. What is wrong with it is an error of [`Self::finish`].
+    /// Adds a whole parameter, row-major. [`Self::finish`] returns the error of an invalid
+    /// parameter.
     ///
     /// # Panics
     /// If there are fewer values than the shape says.
@@ -160,8 +161,8 @@ impl Exporter {
         self.stream(name, shape, &mut |rows| Ok(values[rows.start * width..rows.end * width].to_vec()));
     }
 
-    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is
-    /// wrong with it is an error of [`Self::finish`].
+    /// Adds a parameter whose rows `read` returns on demand, so it is never in memory as a whole.
+    /// [`Self::finish`] returns the error of an invalid parameter.
     pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
             self.failure = self.store(name, shape, read).err();
@@ -189,12 +190,11 @@ impl Exporter {
         Ok(())
     }
 
-    /// Gives the files their names.
+    /// Renames the temporary files to their final names.
     ///
     /// # Errors
-    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written:
-    /// nothing of the folder has changed then. If a file cannot be given its name: the folder has
-    /// no model then.
+    /// If a parameter was unknown, of another shape or is missing, or a file cannot be written: the
+    /// folder is then unchanged. If a file cannot be renamed: the folder then has no model.
     pub fn finish(self) -> Result<(), HfError> {
         let Self { map, staged, added, failure, .. } = self;
         if let Some(failure) = failure {

@@ -1,5 +1,5 @@
-//! A family of Hugging Face models as data, and what follows from its tables: a decoder from
-//! `config.json`, and the other way round.
+//! A family of Hugging Face models as data, and the conversions that its tables define: a decoder
+//! from `config.json`, and the other way round.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub struct Family {
     pub(crate) prefix: &'static str,
     /// Ends of the names of tensors that files may have and that are not parameters.
     pub(crate) buffers: &'static [&'static str],
-    /// Parts of names in files, and what the modules of transformers 5 have for them (its
+    /// Parts of names in files, and the names of the same modules in transformers 5 (its
     /// `conversion_mapping.py`).
     pub(crate) module_names: &'static [(&'static str, &'static str)],
     /// Prefixes of tensor names that transformers ignores in this family.
@@ -78,7 +78,7 @@ impl Family {
         for row in self.settings {
             row.read(fields, &mut config)?;
         }
-        // How precise scores are no key says, but the family.
+        // The family determines the precision of scores, which has no key.
         let precision = config.moe.as_ref().map(|moe| moe.router_precision);
         let mut config = as_in_a_file(config);
         if let (Some(moe), Some(precision)) = (&mut config.moe, precision) {
@@ -108,14 +108,14 @@ impl Family {
         }
     }
 
-    /// The error about something of a decoder that the family has no place for.
+    /// The error for a value of a decoder that the family cannot store.
     pub(crate) fn cannot_hold(&self, key: String, found: String, expected: String) -> HfError {
         HfError::NotOfFamily { family: self.model_type, key, found, expected }
     }
 }
 
-/// The decoder without what no `config.json` says: the padding of the vocabulary, how a new model
-/// is initialised, and how the use of experts is balanced and computed.
+/// The decoder without the settings that no `config.json` has: the padding of the vocabulary, how a
+/// new model is initialised, and how the use of experts is balanced and computed.
 pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
     let neutral = MoeConfig::neutral();
     let moe = config.moe.map(|moe| MoeConfig {

@@ -1,5 +1,5 @@
-//! Typed reading of `config.json`: errors name key, what was found and what was expected. `null`
-//! counts as absent, but where it stands for true or false: it is false there, as in Python.
+//! Typed reading of `config.json`: errors name the key, the found and the expected value. `null`
+//! counts as absent, except for booleans, where it is false, as in Python.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -199,7 +199,7 @@ pub(crate) fn activation_called(
     }
 }
 
-/// The activation that `config.json` calls so.
+/// The activation called `name` in `config.json`.
 ///
 /// # Panics
 /// If there is no activation of this name.

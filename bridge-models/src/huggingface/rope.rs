@@ -15,8 +15,8 @@ pub(crate) struct RopeForm {
     pub theta: f64,
     /// Names of the keys beside the table for the base and the share of the head.
     pub beside: [&'static str; 2],
-    /// Share of the head that is rotated; `None` where the family rotates whole heads, whatever
-    /// keys say.
+    /// Share of the head that is rotated; `None` if the family always rotates whole heads and
+    /// ignores the keys.
     pub percent: Option<f64>,
     /// Context that the unscaled model was trained at, in tokens; `None` where it is
     /// `max_position_embeddings`.
@@ -59,7 +59,7 @@ pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeFor
     Ok(rope)
 }
 
-/// Refuses heads whose rotated part is no number of pairs.
+/// Refuses heads with an odd number of rotated elements.
 pub(crate) fn check_pairs(fields: &Fields, config: &DecoderConfig, rope: &RopeConfig) -> Result<(), HfError> {
     let rotated = rope.rotary_size(config.kv_channels);
     let expected = "an even number of rotated elements, because they are rotated in pairs";
@@ -67,7 +67,7 @@ pub(crate) fn check_pairs(fields: &Fields, config: &DecoderConfig, rope: &RopeCo
     fields.require(rotated.is_multiple_of(2), key, &rotated.to_string(), expected)
 }
 
-/// The rotary settings of a table; what it leaves out is beside it in `fields`.
+/// The rotary settings of a table. Settings that are absent in the table are read from `fields`.
 pub(crate) fn read_table(
     fields: &Fields,
     table: Option<&Fields>,
@@ -105,7 +105,7 @@ pub(crate) fn read_table(
     })
 }
 
-/// Both forms: transformers 5 reads the first, transformers 4 the others.
+/// Writes both forms: transformers 5 reads the table, transformers 4 the separate keys.
 pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {
         return;

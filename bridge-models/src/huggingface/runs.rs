@@ -8,8 +8,8 @@ use super::error::HfError;
 /// Elements that are read and written at a time where a tensor need not be in memory.
 pub(super) const BLOCK: usize = 1 << 20;
 
-/// Rows of `width` elements in runs of at most a mebi of elements, or of one row: what need not be
-/// in memory together.
+/// Splits rows of `width` elements into blocks of at most 2^20 elements, or of one row, so that not
+/// all rows are in memory together.
 pub fn row_blocks(rows: Range<usize>, width: usize) -> impl Iterator<Item = Range<usize>> {
     let each = (BLOCK / width.max(1)).max(1);
     rows.clone().step_by(each).map(move |start| start..rows.end.min(start + each))
@@ -23,9 +23,9 @@ pub(super) struct Run {
     pub tensor: usize,
     /// Start of the first row in the tensor.
     pub first: usize,
-    /// From the beginning of a row to that of the next.
+    /// Elements from the beginning of a row to that of the next.
     pub row_stride: usize,
-    /// From an element of a row to the next.
+    /// Elements from one element of a row to the next.
     pub column_stride: usize,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Strides {
 
 impl Strides {
     /// Fills `target` with rows of `width` elements, of which the first begins at `first`. `read`
-    /// gives elements that lie one behind the other.
+    /// gives elements that lie one after the other.
     pub fn gather(
         &self,
         first: usize,
@@ -99,7 +99,7 @@ impl Strides {
             let mut rows = target.chunks_mut(width).enumerate();
             return rows.try_for_each(|(row, target)| read(first + row * self.rows, target));
         }
-        // Column by column: what lies between two rows is read with them, which is little.
+        // Column by column: elements between two rows are few and are read along.
         let count = target.len() / width;
         let mut column = vec![0.0; (count - 1) * self.rows + 1];
         for index in 0..width {

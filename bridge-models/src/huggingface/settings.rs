@@ -11,12 +11,13 @@ use crate::decoder::DecoderConfig;
 /// A field of the decoder.
 type Field<T> = fn(&mut DecoderConfig) -> &mut T;
 
-/// The value of a key that is absent, from the other keys and from what the rows before have set.
+/// The value of an absent key, computed from the other keys and from the fields that earlier rows
+/// have set.
 type Absent<T> = fn(&Fields, &DecoderConfig) -> Result<T, HfError>;
 
 /// One row of a family's table. Rows are read in their order.
 pub(crate) enum Setting {
-    /// A count or a length. It must be there if nothing stands for its absence.
+    /// A count or a length. The key is required if there is no default.
     Size(&'static str, Field<usize>, Option<Absent<usize>>),
     /// Number of key/value groups if `num_key_value_heads` is absent: after the row of that key,
     /// for which both absence and null mean one group a head.
@@ -27,13 +28,13 @@ pub(crate) enum Setting {
     Switch(&'static str, Field<bool>, bool),
     /// The name of a non-linearity.
     Activation(&'static str, Field<Activation>, Activation),
-    /// The same where the family has a name of its own for its usual one, which is what absence
-    /// means.
+    /// The same where the family has its own name for its default non-linearity, which is used if
+    /// the key is absent.
     NamedActivation(&'static str, Field<Activation>, &'static str),
     /// Value of every model of the family, without a key.
     Always(fn(&mut DecoderConfig)),
-    /// A key with which the family's models may ask for what is not built: all values but one are
-    /// refused, and it is not written.
+    /// A key for features that are not implemented: all values but one are refused, and the key is
+    /// not written.
     Only(&'static str, fn() -> Value),
     /// Keys that follow from others, or that models of the family do not read.
     Unused(&'static [&'static str]),
@@ -85,7 +86,7 @@ pub(crate) fn as_said(value: f64, meaning: fn(f64) -> f64, about: f64) -> f64 {
 }
 
 impl Setting {
-    /// Sets the row's fields of `config` to what the file says.
+    /// Sets the row's fields of `config` to the values of the file.
     pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
         match self {
             Self::Size(key, field, absent) => {

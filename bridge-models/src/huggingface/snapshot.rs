@@ -1,5 +1,5 @@
-//! A Hugging Face model as a checkpoint in the making: its parameters as streams, its recipe, and
-//! the files that go along. Who writes it, and where, belongs to bridge-core.
+//! A Hugging Face model as a snapshot for a checkpoint: its parameters as streams, its recipe, and
+//! companion files. bridge-core writes the checkpoint.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -139,8 +139,8 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 /// Removes references to remote code from a tokenizer's settings, because that code is not copied.
-/// A class of remote code becomes that of `tokenizer.json`. Returns `None` if there are no
-/// references.
+/// A class of remote code is replaced by the class for `tokenizer.json`. Returns `None` if there
+/// are no references.
 fn without_programs(content: &[u8]) -> Option<Vec<u8>> {
     let mut table = serde_json::from_slice::<Map<String, Value>>(content).ok()?;
     let programs = table.remove("auto_map")?.to_string();
@@ -182,8 +182,8 @@ fn remark(path: &Path) -> Option<String> {
     unread_keys_warning(path)
 }
 
-/// The place, and name, size and time of the last change of each file with settings or weights;
-/// nothing of what is neither folder nor file of a model.
+/// The path, and name, size and modification time of each file with settings or weights. `None` for
+/// a path that is neither a folder nor a file of a model.
 fn fingerprint(path: &Path) -> Option<String> {
     let is_ours = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -23,10 +23,10 @@ pub trait TensorSource: Debug + Send + Sync {
     /// Reads the elements of a tensor from number `start` on, row-major, until `target` is full.
     ///
     /// # Errors
-    /// If there is no such tensor, its elements are no floats that can be read, or one of them is
-    /// NaN or infinite in float32.
+    /// If there is no such tensor, its elements are not floats of a supported dtype, or one of them
+    /// is NaN or infinite in float32.
     ///
     /// # Panics
-    /// If the tensor has not as many elements.
+    /// If the tensor has fewer elements.
     fn read_into(&self, name: &str, start: usize, target: &mut [f32]) -> Result<(), HfError>;
 }

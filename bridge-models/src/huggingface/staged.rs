@@ -1,5 +1,5 @@
-//! Files of tensors in the making: laid out beforehand, filled in any order, published together.
-//! What is in them belongs to the callers.
+//! Files of tensors under construction: laid out beforehand, filled in any order, published
+//! together. Callers determine the content.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -99,9 +99,9 @@ impl Staged {
         self.publish_over(&[], &|_| false)
     }
 
-    /// [`Self::publish`] over what an earlier writer has left: the files named in `before` are
-    /// removed before the first gets its name, and those for which `is_stale` holds and that have
-    /// no new content, after it.
+    /// [`Self::publish`] over the files of an earlier writer. Files in `before` are removed before
+    /// the first rename. Files for which `is_stale` holds and that have no new content are removed
+    /// after the renames.
     ///
     /// # Errors
     /// If the system does not let it.
@@ -133,8 +133,8 @@ impl Staged {
         Ok(())
     }
 
-    /// Path of a file until it is published; files of inner folders are beside the others until
-    /// then.
+    /// Path of a file until it is published; until then files of inner folders are in the outer
+    /// folder.
     pub fn temporary(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{TEMPORARY}{}", name.replace('/', "-")))
     }
@@ -153,7 +153,7 @@ pub(crate) fn is_unfinished(folder: &Path) -> bool {
     folder.join(UNFINISHED).exists()
 }
 
-/// Removes what a writer that was killed has left of weights.
+/// Removes files of weights that a killed writer has left.
 fn remove_remains(folder: &Path) -> Result<(), HfError> {
     if !folder.is_dir() {
         return Ok(());

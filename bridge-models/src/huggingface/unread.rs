@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value};
 
-/// Keys that say nothing of what a causal language model computes: of files and programs, of
-/// generation, of other tasks, of how training draws its initial weights, of losses that are the
-/// recipe's, and of speed.
+/// Keys that do not affect the computation of a causal language model: keys of files and programs,
+/// generation, other tasks, initialization, losses that the recipe sets, and speed.
 const HARMLESS: &[&str] = &[
     "_attn_implementation",
     "_attn_implementation_autoset",

@@ -16,8 +16,8 @@ use super::runs::{Run, Strides};
 use super::source::TensorSource;
 use crate::decoder::{DecoderConfig, name_behind_layers};
 
-/// One line of a family's table: a pattern of names. `{}` stands for a number (of a layer, of an
-/// expert), in the same order on both sides.
+/// One line of a family's table: a pattern of names. `{}` is a placeholder for a number (of a layer
+/// or an expert), in the same order on both sides.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRule {
     /// Our (Megatron's) names.
@@ -33,7 +33,7 @@ pub(crate) struct WeightRule {
     /// Name of the tensor in files of earlier versions of transformers.
     legacy_name: Option<&'static str>,
     /// Names of copies of the tensor in layers of multi-token prediction; `{}` is the number of
-    /// such a layer behind all others.
+    /// such a layer after all others.
     copies: &'static [&'static str],
     /// Alternative names. Files may contain the tensor under these as well, or under one of these
     /// alone; exports do not write them.
@@ -46,7 +46,7 @@ pub(crate) struct WeightRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertLayout {
-    /// Each expert has tensors of its own: what folders on disk have, and their names.
+    /// Each expert has tensors of its own: layout and names of folders on disk.
     #[default]
     Apart,
     /// One tensor has all experts, one after the other along its first dimension: the state of a
@@ -191,7 +191,7 @@ pub struct WeightEntry {
 pub struct StoredTensor {
     /// Name of the tensor.
     pub name: String,
-    /// The shape of what the parameter has of it.
+    /// Shape of the parameter's part of the tensor.
     pub shape: Vec<usize>,
     /// Part of the tensor; `None` for all of it.
     pub part: Option<Part>,
@@ -241,7 +241,7 @@ impl WeightMap {
     /// The map of a decoder in `family`, to files with this layout where the family has both.
     ///
     /// # Errors
-    /// If the family has no place for one of the decoder's parameters.
+    /// If the family cannot store one of the decoder's parameters.
     pub fn new(family: &Family, config: &DecoderConfig, experts: ExpertLayout) -> Result<Self, HfError> {
         let heads = Heads {
             groups: config.num_query_groups,
@@ -374,7 +374,7 @@ impl WeightEntry {
 
     /// Reads the part of the parameter in these rows and columns (of a parameter with more
     /// dimensions, all but the first count as columns), row-major. Padding is zero. No more is read
-    /// than that part. `name_of` says what the source calls a tensor.
+    /// than that part. `name_of` maps a tensor to its name in the source.
     ///
     /// # Errors
     /// As [`TensorSource::read_into`].

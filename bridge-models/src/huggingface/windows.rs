@@ -10,8 +10,8 @@ use crate::decoder::{DecoderConfig, LayerPattern};
 /// Names in `layer_types` of a layer without a window and of one with a window.
 pub(crate) const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Gives the layers marked true a window of `size` tokens, that of the query counted; `None` is no
-/// window.
+/// Gives the layers marked true a window of `size` tokens, including the query's token; `None`
+/// means no window.
 pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<bool>) {
     if layers.contains(&true) {
         config.window_size = size.map(|size| size - 1);

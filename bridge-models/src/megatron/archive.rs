@@ -1,6 +1,6 @@
 //! A tensor as `torch.save` writes it: a ZIP archive whose files are stored as they are, with a
-//! pickle that says what the bytes are (PyTorch, caffe2/serialize/inline_container.h; PKWARE,
-//! APPNOTE 4.3).
+//! pickle that describes the bytes (PyTorch, caffe2/serialize/inline_container.h; PKWARE, APPNOTE
+//! 4.3).
 
 use half::{bf16, f16};
 
@@ -91,7 +91,7 @@ fn is_contiguous(shape: &[usize], strides: &[usize]) -> bool {
         })
 }
 
-/// Name and content of each file; `None` if this is no archive, or one with compressed files.
+/// Name and content of each file; `None` if this is not an archive, or has compressed files.
 fn files(archive: &[u8]) -> Option<Vec<(&str, &[u8])>> {
     let from = archive.len().checked_sub(END)?;
     let end =
@@ -127,8 +127,7 @@ fn files(archive: &[u8]) -> Option<Vec<(&str, &[u8])>> {
     Some(files)
 }
 
-/// Takes numbers that have no room in 32 bits from the field of 64-bit numbers, in which they
-/// follow each other.
+/// Takes numbers that exceed 32 bits from the zip64 extra field, which stores only these, in order.
 fn widen(mut extra: &[u8], numbers: [&mut u64; 3]) {
     while let (Some(id), Some(length)) = (number(extra, 0, 2), number(extra, 2, 2)) {
         let Some(field) = extra.get(4..4 + length as usize) else { return };

@@ -12,7 +12,7 @@ use memmap2::Mmap;
 use super::pickle::{Id, Pickle, Value};
 use super::{MegatronError, archive};
 
-/// Name of the file that says what there is.
+/// Name of the file that lists the tensors.
 pub const METADATA: &str = ".metadata";
 
 /// A tensor as it is on disk.
@@ -45,10 +45,10 @@ impl std::fmt::Debug for Folder {
 }
 
 impl Folder {
-    /// Reads what there is; values are read when they are asked for.
+    /// Reads the list of tensors; values are read on request.
     ///
     /// # Errors
-    /// Files that cannot be read, or are not what they should be.
+    /// Files that cannot be read, or are malformed.
     pub fn open(path: &Path) -> Result<Self, MegatronError> {
         let metadata = path.join(METADATA);
         let io = |path: &Path, source| MegatronError::Io { path: path.to_owned(), source };
@@ -118,7 +118,8 @@ impl Folder {
             if found != chunk.slice.extent {
                 return Err(damaged(format!("expected the shape {:?}, found {found:?}", chunk.slice.extent)));
             }
-            // So much was read; the shape is no empty promise.
+            // Allocated only after a chunk was read, so that a false shape does not allocate
+            // memory.
             if values.is_empty() {
                 values.try_reserve_exact(whole).map_err(|_| damaged(format!("no memory for {whole} values")))?;
                 values.resize(whole, 0.0);

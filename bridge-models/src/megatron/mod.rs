@@ -39,12 +39,12 @@ pub enum MegatronError {
         /// Error of the system.
         source: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// A file is malformed.
     #[error("{path}: {reason}")]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         reason: String,
     },
     /// No file describes the model.
@@ -61,7 +61,7 @@ pub enum MegatronError {
     Recipe {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Cause of the error.
         reason: String,
     },
 }
@@ -76,7 +76,7 @@ fn open(path: &Path) -> Result<Snapshot, Error> {
     Ok(snapshot(path, None)?)
 }
 
-/// The folder of one checkpoint: `path` itself, or the newest in it. `None` if this is no such
+/// The folder of one checkpoint: `path` itself, or the newest in it. `None` if `path` is not such a
 /// folder.
 pub fn find(path: &Path) -> Option<PathBuf> {
     let is_one = |folder: &Path| folder.join(METADATA).is_file() && has_parts(folder);
@@ -127,7 +127,7 @@ impl TensorStream for Parameter {
     }
 }
 
-/// The weights of a folder as a checkpoint in the making: its parameters in float32, of which one
+/// The weights of a folder as a checkpoint to be written: its parameters in float32, of which one
 /// at a time is in memory when they are written, and a recipe with the model that they are of: that
 /// of `recipe`, or of the folder's `run_config.yaml`.
 ///

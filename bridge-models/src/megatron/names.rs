@@ -2,7 +2,7 @@
 //! layers of a stack are one tensor, and so are the experts of a layer (megatron-core,
 //! transformer_block.py and moe/experts.py, `sharded_state_dict`).
 
-/// Parts of a tensor's name that are other here: Transformer Engine has the norm in front of a
+/// Parts of a tensor's name that differ in Bridge: Transformer Engine has the norm in front of a
 /// product inside the module of the product.
 const RENAMED: [(&str, &str); 10] = [
     ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
@@ -37,7 +37,7 @@ pub fn is_of_model(name: &str) -> bool {
     !name.starts_with("optimizer.") && !name.starts_with("chained_") && !name.contains("_extra_state")
 }
 
-/// The parameters of the tensor called `name`; `None` if its shape has no room for them.
+/// The parameters of the tensor called `name`; `None` if its shape has too few dimensions for them.
 pub fn parts(name: &str, shape: &[usize]) -> Option<Vec<Part>> {
     let mut parts = vec![Part { parameter: name.to_owned(), places: Vec::new() }];
     let mut dims = shape.iter();

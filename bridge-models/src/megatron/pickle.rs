@@ -1,6 +1,6 @@
 //! Python's pickles as data. A pickle is a program for a stack machine that may call any function
-//! of Python; here calls are kept as what they are, a function's name and arguments, and nothing is
-//! run. Opcodes are those of protocols 2 to 5 that PyTorch writes (CPython, Lib/pickletools.py).
+//! of Python; here a call is only recorded as a function's name and arguments, and no code runs.
+//! Opcodes are those of protocols 2 to 5 that PyTorch writes (CPython, Lib/pickletools.py).
 
 use std::collections::HashMap;
 
@@ -16,11 +16,12 @@ pub enum Value {
     Bool(bool),
     /// An integer that fits.
     Int(i64),
-    /// A float, a string of bytes or an integer that does not fit: nothing that is read has them.
+    /// A float, a byte string or an integer that does not fit. The metadata that Bridge reads has
+    /// no such values.
     Other,
     /// A text.
     Text(String),
-    /// A tuple.
+    /// The arguments, a tuple.
     Tuple(Vec<Id>),
     /// A list or set.
     List(Vec<Id>),
@@ -224,7 +225,8 @@ impl Machine<'_> {
         let list = self.top()?;
         match &mut self.values[list] {
             Value::List(parts) => parts.extend(more),
-            // What a class makes may be a list: nothing that is read is one.
+            // The result of a class may be a list; the metadata that Bridge reads has no such
+            // lists.
             Value::Made { .. } => {}
             _ => return self.error("what is appended to is no list"),
         }

@@ -1,5 +1,5 @@
 //! Checkpoints that megatron-core has written (`tests/fixtures/megatron/make.py`): the model of
-//! each computes what it computed there.
+//! each has the outputs that it had in megatron-core.
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ fn the_newest_of_a_run_is_found_and_the_model_must_be_known() {
     let first = fingerprint(run.path()).unwrap();
     let error = snapshot(run.path(), None).unwrap_err().to_string();
     assert!(error.contains("run_config.yaml") && error.contains("--recipe"), "{error}");
-    // What Megatron Bridge saves beside it.
+    // The recipe that Megatron Bridge saves in the folder.
     let recipe = "model:\n  _target_: megatron.bridge.models.gpt_provider.GPTModelProvider\n  num_layers: 2\n  hidden_size: 16\n  num_attention_heads: 4\n";
     std::fs::write(newest.join(RECIPE), recipe).unwrap();
     let snapshot = snapshot(run.path(), None).unwrap();

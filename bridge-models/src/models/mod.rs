@@ -1,4 +1,4 @@
-//! Kinds of models: what a kind's recipe section means, and its layers in order.
+//! Kinds of models: the meaning of a kind's recipe section, and its layers in order.
 
 pub mod decoder;
 pub mod encoder_decoder;

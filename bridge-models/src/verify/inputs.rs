@@ -14,11 +14,11 @@ pub(super) struct Ids {
 /// Inputs of a model.
 pub(super) struct Inputs {
     pub ids: Ids,
-    /// For a model with an encoder, what its decoder predicts, and the token that this begins with.
+    /// For a model with an encoder, the labels of its decoder, and the decoder's start token.
     pub labels: Option<(Ids, i64)>,
 }
 
-/// The label of what counts for nothing.
+/// Label of tokens that the loss ignores.
 pub(super) const IGNORED: i64 = -100;
 
 impl Inputs {
@@ -54,8 +54,7 @@ impl Inputs {
         let length = labels.shape[1];
         let shifted =
             labels.values.chunks(length).flat_map(|row| [*start].into_iter().chain(row[..length - 1].to_vec()));
-        // What is ignored is read as the token that a decoder begins with, which is the padding of
-        // these models.
+        // Ignored labels become the decoder's start token, which is the padding of these models.
         let values = shifted.map(|id| if id == IGNORED { *start } else { id }).collect();
         Ids { shape: labels.shape, values }
     }

@@ -95,8 +95,8 @@ fn activations_are_what_backward_keeps() {
     assert_eq!(selective, (ids + 2 * (layer - mlp) + stream + head, mlp));
 }
 
-/// On the CPU inputs of linear layers are codes, of which attention keeps one as it is besides; a
-/// GPU keeps what it was given.
+/// On the CPU inputs of linear layers are kept as 8-bit codes, and attention also keeps one of them
+/// unconverted; a GPU keeps the inputs as they are.
 #[test]
 fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
     let kept = |more: &[&str]| tiny(1, &[&["model.num_layers=4"], more].concat()).stages[0].kept_activations;
@@ -168,7 +168,7 @@ fn parts_of_segments_that_run_again_are_not_kept() {
     };
     let plain = of(1, &[]);
     assert_eq!((plain.1, plain.2), (0, 0.0));
-    // Of two micro-batches and two layers, 2 FLOPs a product: all of shared experts; queries from
+    // For two micro-batches and two layers, 2 FLOPs a product: all of shared experts; queries from
     // 12, keys and values from 10, and scores and sums over the keys that are seen.
     let shared_flops = 4.0 * 2.0 * 128.0 * 64.0 * 120.0;
     let latent_flops = 4.0 * (2.0 * 128.0 * 8.0 * (12.0 * 10.0 + 10.0 * 13.0) + 128.0 * 8.0 * 17.0 * 64.0);
@@ -216,7 +216,7 @@ fn tensor_parallel_ranks_share_what_is_inside_blocks() {
     assert_eq!(plain - kept(&["model.sequence_parallel=true"]), 5 * (stream + 128 * 4) / 2);
 }
 
-/// Inputs for the weight part of backward are kept whatever is recomputed.
+/// Inputs for the weight part of backward are kept even with recompute.
 #[test]
 fn a_split_backward_keeps_what_linear_layers_read() {
     let stages = ["model.pipeline_model_parallel_size=2", "train.global_batch_size=32"];
@@ -294,7 +294,7 @@ fn experts_keep_the_tokens_they_get() {
     let dense = tiny(1, &[]).stages[0].kept_activations;
     let moe = tiny(1, &MOE).stages[0].kept_activations;
     let stream = 128 * 64 * 4;
-    // Two experts of half the width keep what the dense block does; routed rows, weighted rows,
+    // Two experts of half the width keep as much as the dense block; routed rows, weighted rows,
     // logits and probabilities come on top.
     assert_eq!(moe - dense, 2 * (2 * stream + 2 * stream + 2 * 128 * 4 * 4));
 }

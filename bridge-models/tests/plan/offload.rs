@@ -1,4 +1,5 @@
-//! Activations on the host: what leaves the device, and what is there again in backward.
+//! Activations offloaded to the host: bytes that leave the device, and bytes that return in
+//! backward.
 
 use bridge_core::plan::StagePlan;
 
@@ -26,7 +27,7 @@ fn modules_leave_the_device() {
     assert_eq!((all.host_activations, all.memory.returned), (0, 0));
     let cases = [
         ("\"core_attn\"", 2 * QUERIES + 2 * KEYS),
-        // Its input is attention's output, which is moved already.
+        // The input of `attn_proj` is attention's output, which is moved already.
         ("\"core_attn\", \"attn_proj\"", 2 * QUERIES + 2 * KEYS),
         ("\"qkv_linear\"", STREAM),
         ("\"attn_norm\", \"mlp_norm\"", 2 * STREAM),
@@ -43,7 +44,7 @@ fn modules_leave_the_device() {
     }
     let experts = |named: &str| modules(named, &MOE).host_activations;
     assert_eq!(experts("\"expert_fc1\""), 2 * 2 * STREAM);
-    // Two experts a token, of half the width: what the first layers make, gates and values.
+    // Two experts a token, of half the width: the first layers' outputs, gates and values.
     assert_eq!(experts("\"moe_act\""), 2 * 2 * 128 * 2 * 96 * 4);
 }
 

@@ -1,4 +1,4 @@
-//! Parameters and FLOPs, and what is refused.
+//! Parameters and FLOPs, and refusals.
 
 use std::time::{Duration, Instant};
 
@@ -47,7 +47,7 @@ fn experts_count_apart() {
     assert_eq!(moe.parameters.get(Component::Mlp), 0);
     assert_eq!(moe.active_parameters, moe.parameters.total - experts / 2);
     assert_eq!(moe.stages[0].parameters.get(Component::Experts), experts / 2);
-    // Two of four experts of half the width cost what the dense block does.
+    // Two of four experts of half the width cost as much as the dense block.
     assert_eq!(moe.flops.per_step, tiny(2, &[]).flops.per_step);
 }
 
@@ -66,7 +66,7 @@ fn stages_share_the_flops() {
     let recompute =
         ["model.recompute_granularity=full", "model.recompute_method=uniform", "model.recompute_num_layers=1"];
     let again = tiny(1, &recompute).flops;
-    // All but the head is done again.
+    // Forward runs twice for all but the head.
     let head = 6.0 * 64.0 * 512.0 * 256.0;
     assert_eq!(again.per_step_with_recompute, again.per_step + (again.per_step - head) / 3.0);
 }
@@ -105,7 +105,7 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
 
 #[test]
 fn what_cannot_be_counted_is_refused() {
-    // What training refuses, a plan refuses too.
+    // A plan refuses the same settings as training.
     let heads = ["model.hidden_size=96", "model.num_attention_heads=12", "model.num_query_groups=4"];
     let errors = try_config(TINY, 6, &[&["model.tensor_model_parallel_size=6"], &heads[..]].concat());
     assert!(errors.expect_err("neither divides the other").names("model.num_query_groups"));
@@ -145,7 +145,7 @@ fn a_plan_needs_no_data_and_runs_need_what_they_needed() {
     );
     let error = plan(&without_size.unwrap(), &PlanOptions::default()).unwrap_err();
     assert_eq!(error.to_string(), "model.vocab_size: must be given for a plan, which opens no tokenizer");
-    // Nothing else is let through.
+    // Other invalid settings are still refused.
     assert!(try_config(TINY, 1, &["model.hidden_size=0"]).unwrap_err().names("model.hidden_size"));
     assert!(try_config(TINY, 3, &["model.tensor_model_parallel_size=2"]).is_err());
 }
@@ -186,7 +186,7 @@ fn replicas_cost_what_they_do_not_overlap() {
     assert!(errors.names("ddp.overlap_grad_reduce"), "{errors}");
 }
 
-/// Megatron's worked example, and what windows take off it.
+/// Megatron's worked example, and the FLOPs that windows save in it.
 #[test]
 fn flops_are_megatrons() {
     let sizes = [
@@ -235,7 +235,7 @@ fn states_in_host_memory_cost_transfers() {
         assert!(close(in_turn.transfer_seconds, seconds(elements * (down + up))), "{precision}: {in_turn:?}");
         let (_, _, ahead) = estimate(&[precision, on, all, "optimizer.overlap_cpu_optimizer_d2h_h2d=true"]);
         assert!(close(ahead.transfer_seconds, seconds(elements * down.max(up))), "{precision}: {ahead:?}");
-        // What the device does not update it does not read and write.
+        // The device does not read or write states that it does not update.
         let of_device = plain.update_seconds - 2.0 * memory.optimizer as f64 / 1e9;
         assert!(close(in_turn.update_seconds, of_device + in_turn.transfer_seconds), "{precision}: {in_turn:?}");
         assert!(close(ahead.step_seconds - ahead.update_seconds, in_turn.step_seconds - in_turn.update_seconds));

@@ -33,7 +33,8 @@ fn tensor_parallel_ranks_reduce() {
     let plan = tiny(2, &["model.tensor_model_parallel_size=2"]);
     assert_eq!(entries(&plan, 0, TrafficKind::Tensor), [("tp", AllReduce, 2 * 10, 2 * 10 * STREAM)]);
     assert_eq!(entries(&plan, 0, TrafficKind::Loss), [("tp", AllReduce, 2 * 2, 2 * 3 * 128 * 4)]);
-    // Whether data could be read; whether losses are sound, the norm, and what asks for an exit.
+    // The gather has whether data could be read; the reductions have whether losses are finite, the
+    // norm, and requests to exit.
     assert_eq!(entries(&plan, 0, TrafficKind::Scalars), [("world", AllGather, 1, 1), ("world", AllReduce, 3, 5 * 8)]);
     assert_eq!(entries(&plan, 0, TrafficKind::SharedGradients), []);
 }
@@ -90,7 +91,7 @@ fn stages_send_what_their_lists_say() {
             let expected = [("pp", Send, sends, sends * STREAM), ("pp", Recv, receives, receives * STREAM)];
             assert_eq!(entries(&plan, stage, TrafficKind::Pipeline), expected, "{overrides:?} stage {stage}");
         }
-        // The last stage tells the others the loss with its divisor.
+        // The last stage broadcasts the loss with its divisor.
         let scalars = |stage| entries(&plan, stage, TrafficKind::Scalars)[0];
         assert_eq!(scalars(0), ("pp", Broadcast, 1, 0));
         assert_eq!(scalars(1), ("pp", Broadcast, 1, 2 * 8));
@@ -136,11 +137,11 @@ fn full_shards_travel_for_each_micro_batch() {
 fn overlapped_reductions_go_by_buckets() {
     let overlap = ["ddp.overlap_grad_reduce=true", "ddp.bucket_size=40000"];
     let plan = tiny(2, &overlap);
-    // Backward fills them: head and last matrix of the second layer; what is left of it and a
-    // matrix of the first; the rest.
+    // Backward fills three buckets: head and last matrix of the second layer; the rest of that
+    // layer and a matrix of the first; the remaining parameters.
     assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 3, 4 * PARAMETERS)]);
     let three = tiny(3, &[&overlap[..], &["train.global_batch_size=6"]].concat());
-    // Each bucket is padded by itself.
+    // Each bucket is padded separately.
     assert!(three.stages[0].traffic_bytes(TrafficKind::Gradients) > 4 * PARAMETERS);
 }
 
@@ -157,7 +158,7 @@ fn buckets_are_padded_to_suit_the_bus() {
     // 164160 elements are more than two and a half times 2^16.
     assert_eq!(padded(2, &[]), (1, 3 << 16));
     assert_eq!(padded(4, &[]), (1, 3 << 16));
-    // A multiple of three as well.
+    // 3 times 2^16 is also a multiple of three ranks.
     assert_eq!(padded(3, &[]), (1, 3 << 16));
     assert_eq!(padded(5, &[]), (1, 5 << 16));
     let (buckets, elements) = padded(2, &["ddp.overlap_grad_reduce=true", "ddp.bucket_size=40000"]);
@@ -192,7 +193,7 @@ fn a_tied_embedding_is_reduced_between_its_stages() {
 #[test]
 fn context_parallel_ranks_gather_keys_and_values() {
     let plan = tiny(2, &["model.context_parallel_size=2"]);
-    // Of both sequences, all tokens: half of them are this rank's.
+    // All tokens of both sequences: half of them are this rank's.
     let keys = 128 * 32 * 4;
     // Keys and values, two layers, two micro-batches.
     let expected = [("cp", AllGather, 8, 8 * keys / 2), ("cp", ReduceScatter, 8, 8 * keys)];
@@ -209,7 +210,7 @@ fn experts_exchange_the_tokens_they_are_sent() {
     assert_eq!(entries(&plan, 0, TrafficKind::Expert), [("ep", AllToAll, 2 * (4 + 1), rows + 2 * 4 * 8)]);
     let experts = 2 * 4 * 3 * 64 * 96;
     let dense = plan.parameters.total - experts;
-    // Each expert is on one rank: only the others are reduced.
+    // Each expert is on one rank, so only dense gradients are reduced.
     assert_eq!(entries(&plan, 0, TrafficKind::Gradients), [("dp-cp", AllReduce, 1, 4 * dense)]);
     let gathered = tiny(2, &[&MOE[..], &["model.expert_model_parallel_size=2"]].concat());
     let (choices, weights) = (128 * 2 * 8, 128 * 2 * 4);
@@ -230,8 +231,8 @@ fn experts_are_cut_in_the_region_of_their_block() {
     // whole scattered in backward.
     let scores = 128 * 4 * 4;
     assert_eq!(bytes(&plan) - bytes(&tiny(2, &split)), 2 * 2 * (scores / 2 + scores));
-    // Whole experts: each rank sends its half of the tokens, and takes the weights of nobody. The
-    // router's statistics are of all tokens.
+    // Whole experts: each rank sends its half of the tokens, and gathers no weights. The router's
+    // statistics are of all tokens.
     let whole = ["model.expert_tensor_parallel_size=1", "model.expert_model_parallel_size=2"];
     let plan = tiny(2, &[&MOE[..], &split, &whole, &["model.moe_token_dispatcher_type=alltoall"]].concat());
     let rows = 2 * 2 * 4 * 2 * STREAM / 2;

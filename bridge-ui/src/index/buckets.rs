@@ -60,7 +60,7 @@ pub struct Buckets {
     pub mean: Vec<f64>,
     /// Values of the range that are not finite, and are left out.
     pub not_finite: usize,
-    /// First and last place of the figure's finite values, whatever the range.
+    /// First and last position of the figure's finite values, also outside of the range.
     pub ends: Option<(f64, f64)>,
 }
 
@@ -115,7 +115,7 @@ impl Buckets {
             self.x.push(sum_x / n);
             self.min.push(min);
             self.max.push(max);
-            // Sums of very large values have no finite mean.
+            // A sum of very large values may overflow; then the midpoint is used.
             self.mean.push(if sum.is_finite() { sum / n } else { min / 2.0 + max / 2.0 });
         }
     }

@@ -1,5 +1,5 @@
-//! State and progress of a run, from its `run.json` and the last lines of its metrics: a few reads,
-//! whatever the sizes of its files.
+//! State and progress of a run, from its `run.json` and the last lines of its metrics: a few reads
+//! for files of any size.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::line::slowly;
 use super::read_at;
 
-/// Bytes at the end of the metrics that are looked at.
+/// Bytes that are read at the end of the metrics.
 const END: u64 = 64 << 10;
 
 /// A run, as its files have it.
@@ -51,7 +51,8 @@ pub struct Head {
     pub config: Option<String>,
 }
 
-/// Reads what the files of the run whose logs are in `folder` say at once.
+/// Reads a summary of the run whose logs are in `folder`, from `run.json` and the last lines of its
+/// metrics.
 pub fn head(folder: &Path) -> Head {
     let (record, mut problem) = match folder.join("run.json").exists().then(|| read_record(folder)) {
         None => (None, None),

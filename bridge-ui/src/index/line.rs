@@ -1,5 +1,5 @@
-//! One line of a metrics file: its kind, its iteration, and the numbers in it. What lines of a file
-//! have in common is no concern of this.
+//! One line of a metrics file: its kind, its iteration, and the numbers in it. `table` has the
+//! structure that lines of a file share.
 
 use serde_json::{Map, Value};
 
@@ -91,7 +91,7 @@ impl<'a> Cursor<'a> {
         (self.peek()? == byte).then(|| self.at += 1)
     }
 
-    /// A string without escapes, behind its first quotation mark.
+    /// A string without escapes, after its first quotation mark.
     fn string(&mut self) -> Option<&'a str> {
         let rest = self.text.get(self.at..)?;
         let end = rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..32))?;

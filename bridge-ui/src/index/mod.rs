@@ -1,5 +1,5 @@
 //! Metrics files of any size, read as they grow: their figures as columns, curves of them with as
-//! many points as are asked for, and what their last lines say. A file is only ever read.
+//! many points as are requested, and the content of their last lines. A file is only ever read.
 
 mod buckets;
 mod head;
@@ -17,12 +17,12 @@ pub use buckets::{Axis, Buckets, buckets};
 pub use head::{Head, head};
 pub use table::Table;
 
-/// Bytes before the place that a file was read to which must stay what they were: else another file
-/// has its name.
+/// Number of bytes before the read position that must be unchanged when reading goes on. If they
+/// differ, another file has taken the name.
 const KNOWN: usize = 128;
-/// Places of a file that a sample of it has lines from.
+/// Number of places of a file from which a sample has lines.
 const PLACES: u64 = 200;
-/// Bytes that are read at each.
+/// Bytes that are read at each place.
 const PIECE: usize = 8192;
 /// A longer line is passed over in pieces of this size.
 const LONGEST_LINE: usize = 16 << 20;
@@ -70,12 +70,12 @@ impl Follower {
         &self.table
     }
 
-    /// Lines that are no records, or too long for any.
+    /// Number of lines that are not records, or are too long.
     pub fn damaged(&self) -> usize {
         self.table.damaged() + self.too_long
     }
 
-    /// Forgets all that was read.
+    /// Drops all read figures.
     pub fn forget(&mut self) {
         (self.known, self.table, self.too_long) = (Known::default(), Table::default(), 0);
     }
@@ -101,7 +101,7 @@ impl Follower {
         loop {
             read_at(&file, &mut bytes, self.known.offset)?;
             taken += self.table.add(&bytes);
-            // A line that is longer than what was asked for is read as a whole, up to a limit.
+            // A line that is longer than the requested size is read completely, up to a limit.
             if taken > 0 || bytes.len() >= left || bytes.len() >= LONGEST_LINE {
                 break;
             }
@@ -127,8 +127,8 @@ impl Follower {
     }
 }
 
-/// Fills `bytes` from a place on; what shrinks meanwhile is filled up with zeros, which are no
-/// line.
+/// Fills `bytes` from an offset on. If the file shrinks meanwhile, the rest is zeros, which are not
+/// a valid line.
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     let mut done = 0;
     while done < bytes.len() {
@@ -145,8 +145,8 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Lines from places all over a file, for a first impression before it is read: a few milliseconds,
-/// whatever its size. The last lines are in it.
+/// Samples lines from all over a file, for a first impression before it is read. Includes the last
+/// lines, and takes a few milliseconds for any size.
 ///
 /// # Errors
 /// Errors of the system.

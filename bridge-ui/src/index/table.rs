@@ -1,19 +1,19 @@
 //! The numbers of a metrics file as columns: for each kind of line the iterations, for each figure
-//! its values. Files are no concern of this.
+//! its values. This file does not read files.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::line::{Line, numbers_of, slowly};
 
-/// Figures of a kind of line that are kept at most, and kinds of lines: a file with more has no
-/// figures but something else.
+/// Maximum number of figures of a kind of line, and of kinds of lines: a file with more is not a
+/// metrics file.
 const MOST: usize = 4096;
 
 /// Columns of a file.
 #[derive(Debug, Default)]
 pub struct Table {
     kinds: BTreeMap<String, Lines>,
-    /// Lines that are no records.
+    /// Number of lines that are not records.
     damaged: usize,
 }
 
@@ -230,7 +230,7 @@ impl Table {
         }
     }
 
-    /// A figure of a kind of lines; what is in an object is called `OBJECT/NAME`.
+    /// A figure of a kind of line; a figure inside an object is called `OBJECT/NAME`.
     pub fn series(&self, kind: &str, name: &str) -> Option<Series<'_>> {
         let lines = self.kinds.get(kind)?;
         let column = &lines.columns[*lines.places.get(name)?];
@@ -244,7 +244,7 @@ impl Table {
         })
     }
 
-    /// Lines that are no records.
+    /// Number of lines that are not records.
     pub fn damaged(&self) -> usize {
         self.damaged
     }

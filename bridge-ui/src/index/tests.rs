@@ -27,7 +27,7 @@ fn a_file_is_read_as_it_grows() {
     assert!(follower.read_on(1 << 20).is_err(), "it is not there");
     let mut file = File::create(&path).unwrap();
     let text: String = (1..=500).map(|i| line(i, i as f64)).collect();
-    // Cut anywhere: nothing is lost, and nothing read twice.
+    // Chunks end anywhere: no line is lost or read twice.
     for part in text.as_bytes().chunks(977) {
         file.write_all(part).unwrap();
         while follower.read_on(100).unwrap().has_more {}

@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let (socket, _) = listener.accept().await?;
             let service = service.clone();
             tokio::spawn(async move {
-                // What a client that went away left is no reason to stop.
+                // A client that disconnects does not stop the server.
                 let _ = hyper_util::server::conn::auto::Builder::new(hyper_util::rt::TokioExecutor::new())
                     .serve_connection(TokioIo::new(socket), service)
                     .await;

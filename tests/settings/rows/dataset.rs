@@ -61,7 +61,7 @@ fn blends() -> Vec<Row> {
     let samples = tiny().by(SAMPLES);
     let blend = samples.with(&["dataset.data_path=null"]);
     let per_split = blend.with(&["dataset.split=null"]);
-    // A member is asked for 100 samples and the surplus; an epoch of it has fewer than 190.
+    // A member must provide 100 samples and the surplus; its epoch has fewer than 190.
     let weighted = samples.with(&["dataset.data_path=0.5 data/tokens 0.5 data/more", "train.train_iters=50"]);
     vec![
         row("dataset.data_path", &samples, &["data/tokens", "data/more", "0.3 data/tokens 0.7 data/more"])

@@ -51,7 +51,7 @@ fn restarts() -> Vec<Row> {
             &["0.5", "4"],
         )
         .moves("stderr"),
-        // Where ranks wait longer than the process lives, the others hang as well.
+        // If the time limit of ranks exceeds the lifetime of the process, all ranks hang.
         row("inprocess_restart.soft_timeout", &hung, &["1", "100"]).moves("stderr"),
         row("inprocess_restart.hard_timeout", &hung, &["0.3", "4"]).moves("stderr"),
         row("inprocess_restart.granularity", &spare, &["node", "rank"]).moves("stderr"),

@@ -35,7 +35,8 @@ fn timers() -> Vec<Row> {
         row("logger.timing_log_level", &saving, &[AS_IT_IS, "-1", "1", "2"]).moves("console"),
         row("logger.timing_log_option", &ranks, &["minmax", "max", "all"]).moves("console"),
         switch("logger.log_timers_to_tensorboard", &timed).moves("events"),
-        // What it does is a matter of time; that it is asked for shows where nothing is timed.
+        // The effect of the setting is only timing; its use shows in a warning if no phases are
+        // timed.
         row("logger.barrier_with_L1_time", &tiny(), &[AS_IT_IS, "false"]).moves("console").holds(
             1,
             "console",
@@ -45,7 +46,7 @@ fn timers() -> Vec<Row> {
 }
 
 fn curves() -> Vec<Row> {
-    // Five steps fill no buffer, and take long enough to be looked at.
+    // Five steps do not fill the buffer, and take long enough to be watched.
     let slow = watched(&tiny_with(&["model.seq_length=256", "model.num_layers=8"])).with(&["train.train_iters=5"]);
     let throughput = tiny_with(&["logger.log_throughput_to_tensorboard=true", "logger.throughput_window_size=2"]);
     let remembered = tiny_with(&["logger.log_memory_to_tensorboard=true"]);
@@ -80,7 +81,7 @@ fn places() -> Vec<Row> {
         row("logger.log_dir", &tiny(), &[AS_IT_IS, "elsewhere"]).moves("loss_1 batch_size console consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
         row("logger.save_config_filepath", &tiny(), &[AS_IT_IS, "saved.toml"]).moves("files"),
         row("logger.metrics_jsonl", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 batch_size consumed_samples files keys learning_rate loss_scale skipped test.consumed_samples test.num_samples valid.consumed_samples valid.num_samples weight_decay"),
-        // `tests/ranks/subsystems.rs` checks what it serves.
+        // `tests/ranks/subsystems.rs` checks the served text.
         row("logger.prometheus_addr", &tiny(), &[AS_IT_IS, "nowhere"]).moves("exit").holds(1, "stderr", "is not an address"),
         row("logger.plot", &tiny(), &[AS_IT_IS, "true"]).moves("files svg"),
     ]
@@ -102,7 +103,7 @@ fn traces() -> Vec<Row> {
         row("profiling.profile_ranks", &on(2, &window), &[AS_IT_IS, "[0]"]).moves("files trace"),
         switch("profiling.pytorch_profiler_collect_shapes", &traced).moves("trace"),
         // Marks are reported by stand-ins of the libraries (`logging/nvidia`); without libraries
-        // the run says so.
+        // the run ends with an error.
         row("profiling.nvtx_ranges", &tiny_with(&["train.train_iters=12"]), &[AS_IT_IS, "true"]).moves("exit").holds(
             1,
             "stderr",
@@ -129,7 +130,7 @@ fn tensors() -> Vec<Row> {
 }
 
 fn trackers() -> Vec<Row> {
-    // Nobody listens there: what is not sent says what would be.
+    // No server listens there, so the spool shows the items that would be sent.
     let tracked = tiny_with(&[
         "logger.mlflow_experiment=experiment",
         "logger.mlflow_run_name=name",

@@ -46,7 +46,7 @@ fn sizes() -> Vec<Row> {
 }
 
 const YARN: &str = "yarn & model.yarn_rotary_scaling_factor=4 & model.yarn_original_max_position_embeddings=256";
-/// For heads of eight elements, and samples longer than the original length.
+/// LongRoPE for heads of eight elements, and samples longer than the original length.
 const LONGROPE: &str = "longrope & model.longrope_short_factor=[1.0, 1.5, 2.0, 2.5] & model.longrope_long_factor=[1.0, 2.0, 3.0, 4.0] \
                         & model.longrope_original_max_position_embeddings=4";
 
@@ -173,7 +173,7 @@ fn latent() -> Vec<Row> {
         "model.qk_head_dim=6",
         "model.qk_pos_emb_head_dim=4",
         "model.v_head_dim=8",
-        // So large that the loss shows what changes scores alone.
+        // So large that changes of the attention scores alone show in the loss.
         "model.init_method_std=0.2",
     ]);
     vec![
@@ -278,7 +278,7 @@ pub fn eight_bits() -> Vec<Row> {
     [eight_bits!("model"), eight_bits!("mixed_precision")].concat()
 }
 
-/// A CPU has nothing to move, and says so; `tests/device` runs what is moved.
+/// On a CPU offloading only prints a warning; `tests/device` runs the moves.
 fn offload() -> Vec<Row> {
     let three = tiny_with(&["model.num_layers=3"]);
     let layers = three.with(&["model.cpu_offloading=true"]);

@@ -147,8 +147,7 @@ fn sharding() -> Vec<Row> {
     ]
 }
 
-/// States in host memory. What that is beside a GPU the suite `device` shows; here plans for one
-/// do.
+/// States in host memory. The suite `device` tests them with a GPU; here plans for a GPU show them.
 fn offload() -> Vec<Row> {
     const ALL: &str = "optimizer.optimizer_offload_fraction=1.0";
     let planned = tiny().by(Program::OnGpu("h100-80gb"));
@@ -156,7 +155,7 @@ fn offload() -> Vec<Row> {
     vec![
         row("optimizer.optimizer_cpu_offload", &planned, &["false", "true & optimizer.optimizer_offload_fraction=1.0"])
             .moves("plan.memory plan.estimate"),
-        // All is in host memory: a line says so, and no bit moves.
+        // All states are in host memory: a line reports it, and no bit of the results changes.
         row("optimizer.optimizer_cpu_offload", &tiny(), &["false", "true & optimizer.optimizer_offload_fraction=1.0"])
             .moves("console")
             .holds(1, "console", "changes nothing on device = flex"),

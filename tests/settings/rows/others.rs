@@ -27,7 +27,7 @@ fn results() -> Vec<Row> {
         "optimizer.clip_grad=0",
         "train.train_iters=10",
     ]);
-    // The first hundred losses teach what is normal, which step 6 is not.
+    // The first hundred losses give the normal range, and the loss of step 6 is outside of it.
     let rising = burst.with(&[
         "train.train_iters=6",
         "train.global_batch_size=40",

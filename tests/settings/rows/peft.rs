@@ -1,5 +1,5 @@
-//! `[peft]`, `[dpo]` and `[distillation]`: adapters, preferences and teachers, on what another run
-//! has trained.
+//! `[peft]`, `[dpo]` and `[distillation]`: adapters, preferences and teachers, on the model of
+//! another run.
 
 use super::super::contexts::{examples, moe, tiny};
 use super::super::row::{AS_IT_IS, Row, row, switch};

@@ -67,7 +67,8 @@ fn sharded() -> Vec<Row> {
         switch("mixed_precision.fp8_param_gather", &of_table).moves("measured.traffic plan.traffic"),
         switch("ddp.pad_buckets_for_high_nccl_busbw", &counted(3, &distributed).with(&["train.global_batch_size=9"]))
             .moves("measured.traffic plan.memory plan.traffic"),
-        // It is always done; where nothing is summed in 16 bits it is an error.
+        // Accumulation in float32 is always on; the setting is an error where nothing is summed in
+        // 16 bits.
         switch("ddp.reduce_scatter_with_fp32_accumulation", &half).moves("exit").holds(1, "exit", "2"),
         switch("ddp.use_megatron_fsdp", &fsdp).moves("exit").holds(1, "exit", "0"),
         switch("ddp.use_custom_fsdp", &fsdp).moves("exit").holds(1, "exit", "0"),

@@ -16,7 +16,7 @@ fn times() -> Vec<Row> {
             .holds(1, "console", line),
         switch_off("straggler.enable_straggler_on_startup", &told).moves("console").holds(0, "console", line),
         switch("straggler.disable_straggler_on_startup", &told).moves("console").holds(0, "console", line),
-        // What a request does, `tests/ranks/stragglers.rs` looks at.
+        // `tests/ranks/stragglers.rs` tests the effect of a request.
         row("straggler.straggler_ctrlr_port", &told, &["0", "65531"]).moves("console").holds(
             0,
             "console",

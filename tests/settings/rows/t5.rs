@@ -1,4 +1,4 @@
-//! `[model]`: what only the kind `t5` has, and what the table refuses for all others.
+//! `[model]`: settings that only the kind `t5` has, and that the table refuses for all other kinds.
 
 use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
@@ -28,13 +28,13 @@ fn small() -> Run {
 }
 
 pub fn rows() -> Vec<Row> {
-    // So large that the loss shows what changes scores alone.
+    // Large initial values, so that the loss shows changes of scores.
     let large = small().with(&["model.init_method_std=0.5"]);
     let tied = small().with(&["model.share_embeddings_and_output_weights=true"]);
     vec![
         row("model.encoder_num_layers", &small(), &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
-        // Spans of so few tokens fill neither: what is behind them counts for nothing, but is
-        // summed with the rest.
+        // Spans of few tokens fill neither length: the padding after them does not count, but takes
+        // part in sums.
         row("model.seq_length_dec", &small(), &[AS_IT_IS, "24"]).moves("flops params"),
         row("model.relative_attention_num_buckets", &small(), &[AS_IT_IS, "16"]).moves("loss_1 shapes slices"),
         row("model.relative_attention_max_distance", &large, &[AS_IT_IS, "20"]).moves("loss_1"),

@@ -63,7 +63,7 @@ fn exits() -> Vec<Row> {
     let long = tiny_with(&["train.train_iters=3000"]);
     let slow =
         long.with(&["train.micro_batch_size=500", "train.global_batch_size=500", "checkpoint.save_interval=1000"]);
-    // Nothing is that much better than the first evaluation.
+    // No later evaluation is that much better than the first.
     let evaluated = tiny_with(&["validation.eval_interval=1", "train.train_iters=6"]);
     let demanding = evaluated.with(&["train.early_stopping_min_delta=100"]);
     vec![
@@ -89,7 +89,7 @@ fn exits() -> Vec<Row> {
         row("train.exit_signal", &long.while_(Meddling::Signal("USR2")), &[AS_IT_IS, "SIGUSR2"])
             .moves("exit")
             .holds(1, "exit", "140"),
-        // A micro-batch that takes seconds cannot be left, so that there is no time to save.
+        // A micro-batch that takes seconds cannot be interrupted, so there is no time to save.
         row("train.exit_signal_deadline_s", &slow.while_(Meddling::Signal("TERM")), &[AS_IT_IS, "0.01"])
             .moves("exit")
             .holds(0, "exit", "143")

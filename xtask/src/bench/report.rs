@@ -20,7 +20,7 @@ pub struct StepRow {
     pub ours: Vec<Value>,
     /// Output of the peer; empty if it was not run.
     pub eager: Vec<Value>,
-    /// The same under `torch.compile`.
+    /// Results under `torch.compile`.
     pub compiled: Vec<Value>,
 }
 
@@ -55,7 +55,7 @@ enum Rows {
     Ops(Vec<OpRow>),
 }
 
-/// The middle value; `None` if there are no values.
+/// The median; `None` if there are no values.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()
@@ -156,8 +156,8 @@ impl Report {
         let mut text = String::new();
         match &self.rows {
             Rows::Steps(rows) => {
-                // Of a GPU also what each side's allocator took, which is more than what was in
-                // use.
+                // For a GPU also the reserved memory of each side's allocator, which is more than
+                // the memory in use.
                 let is_gpu = rows.iter().any(|row| medians(&row.ours, RESERVED).is_some());
                 text += "| preset | tokens/s | PyTorch eager | torch.compile | speed / eager | speed / compile | memory / eager | memory / compile |";
                 text += if is_gpu { " reserved / eager | reserved / compile |\n" } else { "\n" };

@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// The preset that was asked for, with the batch and sequence that were.
+/// The requested preset, with the requested batch and sequence.
 fn chosen(arguments: &Arguments) -> Result<Preset, Failure> {
     let Some(mut preset) = preset(&arguments.preset) else {
         let message = format!("--preset: expected one of {}, found `{}`", NAMES.join(", "), arguments.preset);
@@ -157,7 +157,7 @@ fn steps(arguments: &Arguments) -> Result<Value, Failure> {
     Ok(report)
 }
 
-/// Trains, and returns the run with what was seen of it.
+/// Trains, and returns the run with its measurements.
 fn train(config: RunConfig, preset: &Preset, arguments: &Arguments) -> Result<(TrainingRun, Seen), Failure> {
     let mut registry = registry();
     registry.models.adapt_as(preset.peft.as_ref(), &config.model).map_err(Failure::input)?;
@@ -167,7 +167,7 @@ fn train(config: RunConfig, preset: &Preset, arguments: &Arguments) -> Result<(T
     Ok((report.run, watch.seen()))
 }
 
-/// Elements of all parameters, whatever they are stored in; tied ones count once.
+/// Elements of all parameters in any storage format; tied parameters count once.
 fn num_parameters(run: &TrainingRun) -> usize {
     let of_chunk = |chunk: &dyn ModelChunk| chunk.parameters().iter().map(Declaration::num_elements).sum::<usize>();
     run.chunks().iter().map(|chunk| of_chunk(chunk.as_ref())).sum()
@@ -202,8 +202,8 @@ fn times(seen: &Seen, tokens: usize, steps: u32) -> Result<Map<String, Value>, F
     Ok(figures)
 }
 
-/// Figures of memory in MiB. On a device with memory of its own, `peak_mib` is what its pool took:
-/// that has no count of the most in use, and gives nothing back.
+/// Figures of memory in MiB. On a device with memory of its own, `peak_mib` is the size of its
+/// memory pool, which never shrinks: the pool does not count the peak use.
 fn memory(seen: &Seen) -> Map<String, Value> {
     let mib = |bytes: u64| bytes / (1 << 20);
     let host = HostMemory::read().map(|memory| mib(memory.peak_resident_bytes));

@@ -37,7 +37,7 @@ pub struct Shapes {
     h: usize,
     g: usize,
     d: usize,
-    /// Width of the feed-forward block, and of what goes into its activation.
+    /// Width of the feed-forward block, and of its activation's input.
     f: usize,
     wide_f: usize,
     /// Rows of the embedding.
@@ -148,7 +148,7 @@ impl Bench {
         }
     }
 
-    /// Waits for a device that computes behind this thread.
+    /// Waits for a device that computes asynchronously.
     fn settle(&self) -> Result<(), String> {
         if computes_behind(&self.device) { wait_for(&self.device) } else { Ok(()) }
     }
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!((of("moe-8x"), of("mamba2-20m")), (None, None));
     }
 
-    /// Every operation runs and takes time, in the storage that is asked for.
+    /// Every operation runs and takes time, in each dtype.
     #[test]
     fn operations_run_in_both_widths() {
         let (b, t, c, h, g, d, f, wide_f, v) = (1, 8, 12, 3, 1, 4, 10, 20, 31);

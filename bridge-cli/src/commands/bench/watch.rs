@@ -9,9 +9,8 @@ use burn::tensor::Device;
 
 /// Records time and loss of each step.
 ///
-/// A GPU computes behind the thread that asks it to, so there a step's time is from a moment at
-/// which the device has nothing to do to the next such moment, behind the update. On the CPU it is
-/// the loop's own figure.
+/// A GPU computes asynchronously, so there a step's time is from a moment at which the device has
+/// nothing to do to the next such moment, after the update. On the CPU it is the loop's own figure.
 #[derive(Clone)]
 pub struct Watch {
     warmup: u64,
@@ -36,11 +35,11 @@ pub struct Seen {
     /// CPU time before the measured steps and after the last one.
     pub warm: Option<f64>,
     pub end: Option<f64>,
-    /// From the beginning until the model was there.
+    /// Seconds from the beginning until the model was built.
     pub setup_seconds: Option<f64>,
     /// From the beginning until the first step was done, with the choice of kernels.
     pub first_step_seconds: Option<f64>,
-    /// The most of each figure behind a step; `None` on the CPU.
+    /// The maximum of each figure after a step; `None` on the CPU.
     pub device: Option<DeviceMemory>,
 }
 

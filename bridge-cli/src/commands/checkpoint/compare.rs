@@ -17,7 +17,7 @@ const AT_ONCE: usize = 1 << 22;
 
 /// Difference of a tensor.
 enum TensorDifference {
-    /// It is in one of the two only.
+    /// The entry is in one of the two checkpoints only.
     Only(&'static str),
     /// In type or shape.
     Form(String, String),

@@ -1,5 +1,4 @@
-//! `bridge checkpoint`: what is in a folder of checkpoints, whether it is intact, how two differ,
-//! and making room.
+//! `bridge checkpoint`: list, verify, compare and delete checkpoints of a folder.
 
 mod compare;
 
@@ -88,7 +87,7 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
     }
 }
 
-/// Opens what exists.
+/// Opens an existing store.
 fn store(path: &Path) -> Result<CheckpointStore, Failure> {
     let store = CheckpointStore::open(path).map_err(failed)?;
     if !store.path().exists() {
@@ -106,7 +105,7 @@ fn summaries(store: &CheckpointStore) -> Result<Vec<CheckpointSummary>, Failure>
     Ok(summaries)
 }
 
-/// The checkpoint that a path stands for, with every byte verified.
+/// The checkpoint at a path, with every byte verified.
 fn opened(path: &Path) -> Result<Checkpoint, Failure> {
     let store = store(path)?;
     match store.resolve(&LoadRequest::default()).map_err(failed)? {

@@ -1,4 +1,4 @@
-//! Tokens as text for people, with those that count for the loss told apart from the others.
+//! Tokens as readable text, which marks the tokens that count for the loss.
 
 use bridge_core::logging::terminal::printable;
 use bridge_data::tokenizer::Tokenizer;
@@ -9,7 +9,7 @@ use dialoguer::console::{Style, colors_enabled};
 pub enum Part {
     /// The token's prediction counts.
     Counted,
-    /// Nobody predicts it, or the data leaves it out.
+    /// The token is not predicted, or the data excludes it from the loss.
     LeftOut,
 }
 
@@ -62,7 +62,8 @@ fn pieces(tokenizer: &dyn Tokenizer, ids: &[i64], part: &impl Fn(usize) -> Part)
     let (mut pieces, mut start, mut before) = (Vec::new(), 0, 0..0);
     while start < ids.len() {
         let same = (start..ids.len().min(start + LONGEST)).take_while(|at| part(*at) == part(start)).count();
-        // What a token is depends on the one before it where tokenizers put spaces between them.
+        // The text of a token depends on the previous token, because tokenizers may put spaces
+        // between them.
         let text_of = |length: usize| {
             let all = tokenizer.decode(&ids[before.start..start + length]).ok()?;
             let context = tokenizer.decode(&ids[before.clone()]).ok()?;

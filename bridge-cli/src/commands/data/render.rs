@@ -47,7 +47,7 @@ pub fn run(render: &Render) -> Result<u8, Failure> {
                 let mask: Vec<u8> = mask.into_iter().map(u8::from).collect();
                 json!({ "ids": ids, "assistant_mask": mask }).to_string()
             }
-            // The ids are right all the same.
+            // The ids are valid without the mask.
             (Ok(EncodedChat { ids, assistant_mask: Err(reason) }), true) => {
                 let error = ChatError::NoMask(reason).to_string();
                 json!({ "ids": ids, "assistant_mask": null, "error": error }).to_string()

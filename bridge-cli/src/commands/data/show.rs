@@ -1,4 +1,4 @@
-//! `bridge data samples` and `bridge data show`: what a recipe trains on, as ids and as text.
+//! `bridge data samples` and `bridge data show`: a recipe's training data, as ids and as text.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,7 +21,7 @@ use crate::failure::Failure;
 use crate::output::line;
 use crate::progress;
 
-/// Says what records lack while datasets are built.
+/// Prints warnings about incomplete records while datasets are built.
 struct Warnings;
 
 impl BuildObserver for Warnings {
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(with_labels(&padded), (vec![5, 6, 7, 9, 0, 0], vec![0.0, 0.0, 1.0, 0.5, 0.0, 0.0]));
         let whole = sample(&[5, 6, 7], &[6, 7, 9], &[0.0, 1.0, 1.0], &[0, 1, 2]);
         assert_eq!(with_labels(&whole), (vec![5, 6, 7, 9], vec![0.0, 0.0, 1.0, 1.0]));
-        // What does not count is the input's.
+        // A label that does not count is not added; the input's token is shown.
         let ended = sample(&[5, 6, 7], &[6, 0, 9], &[1.0, 0.0, 1.0], &[0, 1, 2]);
         assert_eq!(with_labels(&ended), (vec![5, 6, 7, 9], vec![0.0, 1.0, 0.0, 1.0]));
     }

@@ -1,5 +1,4 @@
-//! `bridge data verify`: every byte of what Bridge made, against the checksums in the record beside
-//! it.
+//! `bridge data verify`: compares every byte of prepared data with the checksums in its record.
 
 use std::path::PathBuf;
 

@@ -22,7 +22,7 @@ const CONTEXT: [&str; 7] = ["query", "context", "prompt", "question", "ctx", "te
 const CHOICES: [&str; 3] = ["choices", "endings", "options"];
 /// Names of the right choice.
 const GOLD: [&str; 8] = ["gold", "label", "answer", "answerKey", "answer_index", "answer_idx", "correct", "target"];
-/// Names of the right continuation, where there are no choices.
+/// Names of the right continuation of items without choices.
 const TARGET: [&str; 6] = ["target", "completion", "continuation", "answer", "response", "ending"];
 
 /// A question.
@@ -80,7 +80,7 @@ impl Answer {
 /// The items of a file, at least one. Fields that no item uses are named on standard error.
 ///
 /// # Errors
-/// With the line, what was expected and what is there.
+/// With the line, the expected and the found value.
 pub fn load(path: &Path) -> Result<Vec<Item>, Failure> {
     let file = path.display().to_string();
     let (_, size) = untrusted_io::open(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
@@ -162,7 +162,7 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
 }
 
 /// The texts under the letters from A on: choices as MMLU's files have them. A letter without a
-/// value is no key.
+/// value does not count.
 ///
 /// # Errors
 /// If a letter is left out, or one has no text.

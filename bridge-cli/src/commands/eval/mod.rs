@@ -253,8 +253,8 @@ fn split_sequences(
             if let Some(folder) = start_folder(&saved, checkpoint.path()) {
                 root_paths(&mut saved, &folder);
             }
-            // What is made of the checkpoint's data stays nowhere: no file says where this command
-            // writes.
+            // Prepared data goes to a scratch folder: without a recipe, no setting names a cache
+            // for this command.
             let kept = || Some(scratch.path().to_owned());
             saved.dataset.path_to_cache = kept();
             saved.dataset.source_cache_dir = saved.dataset.source.as_ref().and_then(|_| kept());

@@ -187,8 +187,8 @@ impl Evaluation<'_> {
         Ok(continuation)
     }
 
-    /// The score of each request. They go through the model by length, the longest first, so that
-    /// the time left is known early and a batch that does not fit into memory is the first.
+    /// The score of each request. Requests are sorted by length, longest first, so that the
+    /// remaining time is known early and a batch that does not fit into memory fails first.
     fn scores(
         &self,
         items: &[Item],
@@ -209,7 +209,7 @@ impl Evaluation<'_> {
         let mut bar = progress.start(ProgressTask::new("evaluating", requests.len() as u64, "answers"));
         let mut scores: Vec<Option<Score>> = vec![None; requests.len()];
         let mut done = 0;
-        // What an encoder reads has no padding: only contexts of one length go together.
+        // An encoder's input has no padding, so a batch has only contexts of one length.
         for run in order.chunk_by(|a, b| !reads || lengths(a).0 == lengths(b).0) {
             for numbers in run.chunks(self.batch_size) {
                 let batch: Vec<Continuation> = numbers.iter().map(|number| requests[*number].1.clone()).collect();
@@ -253,7 +253,7 @@ impl Evaluation<'_> {
 }
 
 /// True if lm-evaluation-harness begins every text with the beginning-of-sequence token for models
-/// of this family, whatever is asked: those whose `model_type` has the name Gemma.
+/// of this family, regardless of the arguments: `model_type` contains the name Gemma.
 fn forces_bos(model: &LoadedModel) -> bool {
     let origin = model.checkpoint.as_ref().map(|checkpoint| origin_of(checkpoint, &model.config));
     let family = match origin {

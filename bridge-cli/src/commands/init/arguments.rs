@@ -1,4 +1,4 @@
-//! The arguments of `bridge init`. What is asked of the user where they are missing is in `ask`.
+//! The arguments of `bridge init`. `ask` has the questions to the user for missing ones.
 
 use std::path::PathBuf;
 

@@ -9,7 +9,7 @@ use super::model::{SIZES, Size};
 use super::text;
 use crate::failure::Failure;
 
-/// The arguments with what the user answers.
+/// The arguments, completed with the user's answers.
 ///
 /// # Errors
 /// If the terminal is closed.

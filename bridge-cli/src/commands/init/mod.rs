@@ -1,6 +1,6 @@
-//! `bridge init`: from text to a recipe that runs here. What text there is, `text` finds; models
-//! are in `model`, examples to fine-tune on in `tuning`, the file in `recipe`, its trial in
-//! `trial`; this file chooses.
+//! `bridge init`: from text to a recipe that runs here. `text` finds the text; models are in
+//! `model`, examples to fine-tune on in `tuning`, the file in `recipe`, its trial in `trial`; this
+//! file chooses.
 
 mod arguments;
 mod ask;
@@ -182,7 +182,7 @@ fn make(
     if let Some(limit) = limit {
         let fits = ((limit / step) as usize).max(least_iterations(&recipe));
         let wanted = match &recipe.tuning {
-            // A time that was asked for is filled.
+            // A requested time is filled.
             Some(tuning) if arguments.time.is_some() => tuning.most_iterations(recipe.global_batch_size),
             _ => recipe.train_iters,
         };
@@ -211,7 +211,7 @@ fn vocabulary(recipe: &Recipe) -> usize {
     match (&recipe.beginning, recipe.largest_id) {
         (_, Some(id)) => usize::try_from(id).unwrap_or(0) + 1,
         (Beginning::Scratch(_, vocab), None) => *vocab,
-        // Its section says it.
+        // The model's section has the vocabulary size.
         (Beginning::Pretrained(..), None) => 1,
     }
 }
@@ -308,9 +308,10 @@ fn piece_size(bytes: u64) -> u64 {
     if bytes < 1_000_000 { (bytes / 50).max(128) } else { (bytes / 500).min(256 << 10) }
 }
 
-/// Takes smaller steps until the plan's figure fits into what is free. Returns the figure.
+/// Reduces the size of steps until the planned memory fits into the free memory. Returns the
+/// figure.
 fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
-    // Text, tokenizer and what a checkpoint is written from need some too.
+    // Text, tokenizer and the buffers of checkpoint writing need memory too.
     const SHARE: f64 = 0.75;
     let free = available_memory().filter(|_| recipe.device == "flex");
     loop {
@@ -366,7 +367,7 @@ fn shorten(recipe: &mut Recipe, problem: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The largest id of token files, which stands for their vocabulary.
+/// The largest id of token files, from which their vocabulary size follows.
 fn largest_id(prefixes: &[String]) -> Result<i64, Failure> {
     let mut largest = 0;
     for prefix in prefixes {

@@ -133,8 +133,8 @@ impl Pretrained {
     }
 }
 
-/// FLOPs a second that training on the device reaches, roughly: what matrix products reach, and
-/// that they are half of a step.
+/// Approximate FLOPs per second of training on the device: the measured rate of matrix products,
+/// times their share of a step, one half.
 pub fn training_rate(device: &Device) -> f64 {
     const WIDTH: usize = 512;
     const SHARE: f64 = 0.5;

@@ -1,4 +1,4 @@
-//! A new recipe as a file with comments. What it says was chosen elsewhere.
+//! A new recipe as a file with comments. Its values are chosen in other files.
 
 use std::fmt::Write;
 

@@ -1,5 +1,5 @@
-//! The text of a new recipe: which patterns name what was found, and what is left out. How it is
-//! read, the data crate knows.
+//! The text of a new recipe: patterns for the files that were found, and the files that are left
+//! out. How it is read, the data crate knows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Text {
     pub jsonl_key: Option<String>,
     /// True if documents of some files cannot be shuffled.
     pub is_read_in_order: bool,
-    /// Prefixes of token files: there is no text then.
+    /// Prefixes of token files, in place of text.
     pub tokens: Vec<String>,
     /// Files.
     pub files: usize,
@@ -30,7 +30,7 @@ pub struct Text {
     pub bytes: u64,
     /// The examples to fine-tune on: there is neither text nor tokens then.
     pub examples: Option<ExampleFiles>,
-    /// A folder with a Hugging Face model among what was given.
+    /// A folder with a Hugging Face model among the given paths.
     pub model: Option<PathBuf>,
     /// Notes for the user.
     pub notes: Vec<String>,
@@ -51,10 +51,11 @@ const NAMED: usize = 200;
 /// Least bytes of text to learn anything from.
 const LEAST: u64 = 256;
 
-/// Finds the text of `inputs`, or the examples, of which `kind` there is more if it is not given.
+/// Finds the text or the examples of `inputs`. If `kind` is not given, the more frequent kind is
+/// chosen.
 ///
 /// # Errors
-/// If there is no text, with a list of what was found instead.
+/// If there is no text, with a list of the files that were found instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let (surveyed, roots) = look_into(inputs)?;
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);
@@ -265,8 +266,7 @@ fn choose_lines(
     Ok(key)
 }
 
-/// Examples that text outweighs, so that the folder is taken for text, or that are asked for as
-/// text.
+/// Error for examples in a folder that mostly has text, or that were requested as text.
 fn examples_beside_text(path: &Path, kind: ExampleKind) -> Failure {
     let path = path.display();
     Failure::input(match kind {

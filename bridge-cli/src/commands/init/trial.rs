@@ -21,7 +21,7 @@ const STEPS: usize = 2;
 
 /// Result of a trial.
 pub enum Outcome {
-    /// It runs; seconds of a micro-batch.
+    /// The trial runs; seconds of a micro-batch.
     Runs(f64),
     /// A split has too little data for a sample.
     TooShort(String),
@@ -43,17 +43,17 @@ pub fn memory(recipe: &Recipe, vocab_size: usize) -> Result<u64, Failure> {
     Ok(plan.stages.iter().map(|stage| stage.memory.total).max().unwrap_or(0))
 }
 
-/// Trains the first steps of a recipe, of one micro-batch each, and evaluates once, without a trace
-/// but the packed text.
+/// Trains the first steps of a recipe, of one micro-batch each, and evaluates once. Only the packed
+/// text remains.
 ///
 /// # Errors
-/// Whatever keeps it from running.
+/// Any error of the run.
 pub fn first_steps(recipe: &Recipe, vocab_size: usize) -> Result<Outcome, Failure> {
     let raw = parse(recipe)?;
     // All of the recipe is checked, as training it would.
     raw.clone().finalize(&World::SINGLE)?;
     let folder = tempfile::tempdir().map_err(Failure::run)?;
-    // Examples are tokenized once: what the trial makes of them, the run uses.
+    // Examples are tokenized once, because the run reuses the trial's result.
     let is_short = recipe.text.bytes <= TRIED_BYTES || recipe.tuning.is_some();
     let short =
         if is_short { shortened(&raw, folder.path()) } else { measuring_recipe(&raw, vocab_size, None, folder.path()) };

@@ -27,7 +27,7 @@ const HELD_OUT_OF: u64 = 20;
 const EPOCHS: [usize; 2] = [3, 10];
 /// Steps that teach a new task.
 const STEPS: usize = 1000;
-/// Most passes over the examples, whatever time there is.
+/// Most passes over the examples, for any amount of time.
 const MOST_EPOCHS: usize = 100;
 /// Examples of a step.
 const BATCH: usize = 16;

@@ -159,7 +159,7 @@ impl Arguments {
         given.or_else(|| room.and_then(|room| room.gpu).map(|gpu| gpu.rates(bytes)))
     }
 
-    /// The recipe with more overrides. Where a GPU is asked for, it is the device.
+    /// The recipe with more overrides. If a GPU is given, it is the device.
     fn recipe(&self, more: impl Iterator<Item = String>) -> Result<RawConfig, ConfigErrors> {
         let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
         let device = (self.gpu.is_some() || self.gpu_memory.is_some()).then(|| "device=cuda".to_owned());
@@ -212,7 +212,7 @@ impl Arguments {
         let others = self.layout.iter().map(|layout| named(format!("layout {layout}"), layout));
         let named: Vec<search::Named> = [own].into_iter().chain(others).collect();
         let world_size = self.world_size.unwrap_or(1);
-        // What is common to all layouts is checked once, on sizes that any world has.
+        // Settings that all layouts share are checked once, with the layout of a single rank.
         let single = bridge_core::plan::Sizes::SINGLE.apply(&recipe);
         let config = single.finalize_for_plan(&World::SINGLE)?;
         plan(&config, &registry().models, &PlanOptions::default()).map_err(Failure::input)?;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 /// Remedies that are named.
 const NAMED: usize = 5;
 
-/// Settings that make a rank's part smaller, each by itself, the cheapest in time first.
+/// Single settings that reduce a rank's memory, the cheapest in time first.
 const SINGLE: [&[&str]; 8] = [
     &["ddp.use_distributed_optimizer=true"],
     &["train.micro_batch_size=1"],
@@ -36,7 +36,7 @@ pub struct Remedy {
 }
 
 impl Remedy {
-    /// The same as JSON.
+    /// The remedy as JSON.
     pub fn json(&self) -> Value {
         json!({
             "settings": self.settings,
@@ -48,7 +48,7 @@ impl Remedy {
 
 /// Remedies for a plan that does not fit: single changes, or the first of their combinations, on
 /// `ranks` ranks or more. `try_out` plans the recipe with settings on a number of ranks, `None` for
-/// as few as the sizes allow, and returns what fits.
+/// as few as the sizes allow, and returns the plan if it fits.
 pub fn remedies(ranks: Option<usize>, try_out: impl Fn(&[String], Option<usize>) -> Option<Plan>) -> Vec<Remedy> {
     let remedy = |settings: &[&str], ranks: Option<usize>| {
         let settings: Vec<String> = settings.iter().map(|setting| (*setting).to_owned()).collect();

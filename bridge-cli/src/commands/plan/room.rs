@@ -69,7 +69,7 @@ impl Room {
         format!("does not fit on {name}: a rank of stage {stage} needs {need}, {of}; largest: {}", parts.join(", "))
     }
 
-    /// The same as JSON.
+    /// The result as JSON.
     pub fn json(&self, plan: &Plan) -> Value {
         json!({
             "name": self.name,

@@ -22,7 +22,7 @@ pub struct Named {
     pub plan: Result<(RawConfig, Plan), Failure>,
 }
 
-/// Searches, and prints what is found and the rank of each named layout among it.
+/// Searches, and prints the layouts that were found and the rank of each named layout among them.
 pub fn run(
     recipe: &RawConfig,
     options: &SearchOptions,
@@ -56,7 +56,7 @@ pub fn run(
 
 /// Result for a named layout.
 enum LayoutVerdict {
-    /// It fits; `place` counts from 1, in the order of step time.
+    /// The layout fits; `place` counts from 1, in the order of step time.
     Place { place: usize, is_found: bool, plan: Box<Plan> },
     /// It does not fit; with more recompute it may.
     NoRoom { plan: Box<Plan>, with_recompute: Option<Box<PlannedLayout>>, place: usize },
@@ -259,8 +259,8 @@ fn settings(recipe: &RawConfig, found: &PlannedLayout) -> Vec<String> {
     let changed = found.sizes.apply(recipe);
     let mut differences = diff(recipe.recipe(), changed.recipe());
     let keys: Vec<String> = differences.iter().map(|difference| difference.key.clone()).collect();
-    // Of settings with the same meaning the first is named, and those that the recipe contradicts
-    // it with.
+    // The first of several settings with the same meaning is named, and those with which the recipe
+    // contradicts it.
     let repeats = |key: &str| {
         let same = SAME_SETTINGS.iter().find(|same| same.contains(&key));
         same.is_some_and(|same| !recipe.is_explicit(key) && same[0] != key && keys.iter().any(|other| other == same[0]))

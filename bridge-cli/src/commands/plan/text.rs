@@ -96,7 +96,7 @@ fn stages(plan: &Plan) {
     }
 }
 
-/// Weights, gradients, optimizer state, activations, and what a backward works with: together all
+/// Weights, gradients, optimizer state, activations, and working memory of backward: together all
 /// memory.
 fn columns(memory: &Memory) -> [f64; 5] {
     let kept = memory.parameters + memory.gradients + memory.optimizer + memory.activations;
@@ -215,7 +215,7 @@ pub fn print_room(plan: &Plan, room: &Room) {
     line(&room.verdict(plan));
 }
 
-/// Aligned columns: the first to the left, the others to the right.
+/// Table whose first column is aligned to the left, and all other columns to the right.
 pub struct Table {
     /// The first has the titles.
     pub rows: Vec<Vec<String>>,
@@ -242,7 +242,8 @@ impl Table {
     }
 }
 
-/// A kind of quantity: its units, the largest first, and what is too small for all of them.
+/// A kind of quantity: its units, the largest first, and the unit of quantities that are too small
+/// for all of them.
 struct Units<const N: usize> {
     units: [(f64, &'static str); N],
     none: &'static str,
@@ -268,8 +269,7 @@ impl<const N: usize> Units<N> {
         }
     }
 
-    /// The parts of a sum in the unit of the sum, rounded so that they add up to what the sum is
-    /// rounded to.
+    /// The parts of a sum in the unit of the sum, rounded so that they add up to the rounded sum.
     fn adding(&self, parts: &[f64]) -> Vec<String> {
         let sum = parts.iter().sum::<f64>();
         let Some((size, unit)) = self.unit_for(sum) else {

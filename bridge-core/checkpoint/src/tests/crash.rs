@@ -1,4 +1,5 @@
-//! A process that saves without pause is killed at random moments; what it leaves is always whole.
+//! A process that saves without pause is killed at random moments; its published checkpoints are
+//! always intact.
 
 use std::io::{BufRead, BufReader, Lines};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -35,7 +36,7 @@ fn save_repeatedly(root: &Path, rounds: usize) {
 fn saves_until_killed() {
     match std::env::var_os(ROOT_VARIABLE) {
         Some(root) => save_repeatedly(Path::new(&root), usize::MAX),
-        // Run by hand, it shows that the process does what it is killed for.
+        // Run by hand, without the variable, it checks that the process saves checkpoints.
         None => {
             let dir = tempfile::tempdir().unwrap();
             save_repeatedly(dir.path(), 3);
@@ -45,7 +46,7 @@ fn saves_until_killed() {
     }
 }
 
-/// The process that saves, and what it says.
+/// The process that saves, and the lines that it prints.
 struct Saver {
     process: Child,
     lines: Lines<BufReader<ChildStdout>>,

@@ -1,4 +1,4 @@
-//! Whatever happens to a file, it is noticed, named, and never taken for an empty folder.
+//! Every damage to a file is detected, named, and never mistaken for an empty folder.
 
 use super::super::checksum::{seal, unseal};
 use super::*;
@@ -204,7 +204,8 @@ fn shards_of_garbage_under_right_checksums_do_no_harm() {
         fs::write(&metadata_path, seal(&metadata).unwrap().0).unwrap();
         match resolve(dir.path(), OnDamaged::Error) {
             Err(error) => assert!(error.to_string().contains(name), "{error}"),
-            // A byte that meant nothing: the padding of the header, or one that stayed what it was.
+            // The changed byte has no effect: it is padding of the header, or has the same value as
+            // before.
             Ok(resolution) => drop(found(resolution).checkpoint.load_tensor("model.big").unwrap()),
         }
     }

@@ -1,5 +1,5 @@
-//! Checkpoints that a manager keeps in another place: what is there after a save, after one that
-//! was cut short at any operation, and what comes back.
+//! Checkpoints that a manager keeps in another place: stored files after a save and after a save
+//! interrupted at any operation, and fetched checkpoints.
 
 use std::sync::{Arc, Mutex};
 
@@ -101,7 +101,7 @@ fn options(objects: &Arc<Objects>, keep: i64) -> SaveOptions {
     SaveOptions { retention, manager: Some(named(objects)), ..SaveOptions::default() }
 }
 
-/// The iteration and the first number of what comes back to an empty folder, and what is said.
+/// The iteration and the first number of the checkpoint fetched to an empty folder, and the notes.
 fn fetched(objects: &Arc<Objects>) -> (Option<(u64, f32)>, Vec<String>) {
     let root = tempfile::tempdir().unwrap();
     let notes = named(objects).fetch(root.path(), None).unwrap();
@@ -126,7 +126,7 @@ fn checkpoints_come_back_from_where_they_are_kept() {
         let report = writer.save(&snapshot_of(step, step as f32)).unwrap();
         assert!(report.prune_error.is_none());
     }
-    // What retention deletes here it deletes there.
+    // Retention deletes the same checkpoints in the manager.
     let mut listed = objects.list().unwrap();
     listed.sort_unstable();
     assert_eq!(listed, [5, 8]);
@@ -134,9 +134,9 @@ fn checkpoints_come_back_from_where_they_are_kept() {
     let (found, notes) = fetched(&objects);
     assert_eq!(found, Some((8, 8.0)));
     assert!(notes[0].contains("fetched iteration 8 from objects"), "{notes:?}");
-    // What is here and as new stays.
+    // A checkpoint that is present and as new is not fetched again.
     assert_eq!(named(&objects).fetch(root.path(), None).unwrap(), [""; 0]);
-    // One of a step alone.
+    // Fetches a given step.
     let other = tempfile::tempdir().unwrap();
     named(&objects).fetch(other.path(), Some(5)).unwrap();
     assert_eq!(CheckpointStore::open(other.path()).unwrap().list().unwrap().len(), 1);

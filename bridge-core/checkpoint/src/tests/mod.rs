@@ -1,4 +1,4 @@
-//! Helpers of the tests that look at several files of the module at once.
+//! Helpers of tests that cover several files of the module.
 
 mod async_saver;
 mod concurrent;

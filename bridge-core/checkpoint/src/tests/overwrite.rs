@@ -1,4 +1,4 @@
-//! Saving the same iteration again, errors of the disk, and what a killed writer leaves.
+//! Saving the same iteration again, errors of the disk, and files that a killed writer leaves.
 
 use super::super::writer::move_aside_and_publish;
 use super::*;
@@ -75,7 +75,7 @@ fn only_our_leftovers_are_cleared() {
 fn errors_of_the_disk_name_the_path_and_leave_the_rest_alone() {
     let dir = root_with(&[5]);
     let writer = writer(dir.path());
-    // A folder where the pointer should be: the rename onto it fails, whoever runs the test.
+    // A folder in place of the pointer: the rename onto it fails for every user, root included.
     let pointer = dir.path().join(LATEST_FILE);
     fs::remove_file(&pointer).unwrap();
     fs::create_dir_all(pointer.join("inside")).unwrap();

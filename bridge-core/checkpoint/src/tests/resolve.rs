@@ -50,7 +50,7 @@ fn paths_that_are_no_folder_are_errors() {
     let dangling = dir.path().join("dangling");
     std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
     assert!(CheckpointStore::open(&dangling).unwrap_err().to_string().contains("dangling"));
-    // One checkpoint that is named and missing is no empty root.
+    // The path of a missing checkpoint does not count as an empty root.
     assert!(matches!(resolve(&folder(dir.path(), 5), OnDamaged::Fallback), Err(CheckpointError::Damaged(_))));
 }
 

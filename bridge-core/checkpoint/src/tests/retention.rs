@@ -94,7 +94,7 @@ fn best_and_latest_are_names_like_others_outside_of_checkpoints() {
         let path = dir.path().join(name);
         let store = CheckpointStore::open(&path).unwrap();
         assert_eq!((store.path(), store.list().unwrap().len()), (path.as_path(), 0));
-        // A folder that is there is what it is.
+        // A folder of this name is an ordinary store.
         writer(&path).save(&snapshot(3)).unwrap();
         assert_eq!(steps(&path), [3]);
     }

@@ -120,7 +120,7 @@ fn both_kinds_of_path_open() {
     assert_eq!(found(at(&folder(dir.path(), 3), None).unwrap()).checkpoint.iteration(), 3);
     assert_eq!(found(at(&folder(dir.path(), 3), Some(3)).unwrap()).checkpoint.iteration(), 3);
     assert!(matches!(at(&folder(dir.path(), 3), Some(4)), Err(CheckpointError::StepNotFound { step: 4, .. })));
-    // A copy under another name is still that checkpoint, and so is one reached through links.
+    // A renamed checkpoint is still found, and so is a checkpoint behind symbolic links.
     let base = dir.path().join("base");
     fs::rename(folder(dir.path(), 3), &base).unwrap();
     assert_eq!(found(at(&base, None).unwrap()).checkpoint.iteration(), 3);
@@ -188,7 +188,7 @@ fn slices_of_several_ranks_are_one_tensor() {
         let tensors = vec![ShardTensor::slice("w", [ROWS, COLUMNS], [rows.start, columns.start], tile)];
         let joined = Staging::join(dir.path(), 7, SaveOptions::default()).unwrap();
         let written = joined.write_shards(rank, &[TensorGroup { name: "model".into(), tensors }]).unwrap();
-        // What ranks send each other.
+        // The shards as ranks send them to each other.
         shards.extend(serde_json::from_str::<Vec<WrittenShard>>(&serde_json::to_string(&written).unwrap()).unwrap());
     }
     let run = RunFiles { train_state: TrainState { step: 7, ..TrainState::default() }, ..RunFiles::default() };

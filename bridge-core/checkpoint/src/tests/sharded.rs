@@ -164,7 +164,7 @@ fn a_tensor_of_another_size_is_refused() {
     assert!(error.contains("expected F32 [48, 6]") && error.contains("found F32 [48, 5]"), "{error}");
 }
 
-/// Saves where one rank's snapshot is spoilt; what each rank says.
+/// Saves with one rank's snapshot spoilt. Returns each rank's error.
 fn failed_save(root: &Path, spoil: impl Fn(usize, &mut Snapshot) + Sync) -> Vec<String> {
     let spread = Spread { tensor: 2, owners: 2 };
     let ranks = run_ranks(spread.ranks(), TIMEOUT, |group| {
@@ -266,7 +266,7 @@ fn ranks_verify_together_what_one_would_verify_alone() {
     let dir = root_with(&[1, 2]);
     assert_eq!(resolve_on_three_ranks(dir.path(), OnDamaged::Error), Ok((2, String::new())));
     let newest = folder(dir.path(), 2);
-    // Whichever rank has the file in its share, the damage is found and named as by one process.
+    // The damage is found and named as by one process, independent of the rank that reads the file.
     let alone = |on_damaged| {
         let request = LoadRequest { on_damaged, ..LoadRequest::default() };
         CheckpointStore::open(dir.path()).unwrap().resolve(&request)

@@ -1,4 +1,4 @@
-//! The table of what other programs call things: `aliases.toml`, and how it is searched.
+//! The table of other programs' names for settings (`aliases.toml`), and its search.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
@@ -25,8 +25,7 @@ pub(in super::super) struct Row {
     /// Advice on false, null and other values that turn it off, if leaving it out does not.
     #[serde(default)]
     pub off: String,
-    /// True if the names are those of tables without settings that have a counterpart by
-    /// themselves.
+    /// True for names of tables whose settings have no counterparts of their own.
     #[serde(default, rename = "table")]
     pub is_table: bool,
 }
@@ -42,7 +41,7 @@ pub(in super::super) struct Aliases {
     pub values: Vec<Row>,
     /// Groups of words with one meaning; those of the last mean nothing.
     pub words: Vec<String>,
-    /// Sections, by the tables that stand for them elsewhere.
+    /// Sections, by the corresponding tables of other programs.
     pub tables: BTreeMap<String, String>,
     /// Words before a name that say only which program it is of.
     pub programs: String,

@@ -27,7 +27,7 @@ use super::reader::MOST_ADVISED;
 const TYPING_ERROR: f64 = 0.8;
 /// The least likeness, of letters and of words, of a name that may be meant.
 const LIKE: (f64, f64) = (0.6, 0.3);
-/// No more settings of an unknown table are looked at.
+/// Maximum number of settings of an unknown table that are examined.
 const MOST_LEAVES: usize = 100;
 
 /// Values of a recipe without any.
@@ -201,7 +201,7 @@ impl Advisor<'_> {
         is_like(error) && entries.iter().all(|entry| row(&format!("{nearest}.{}", entry.key)).is_some())
     }
 
-    /// The problem of one unknown name, with what it stands for.
+    /// The problem of one unknown name, completed with its probable meaning.
     fn completed(&self, mut error: ConfigError, written: Option<&Node>) -> ConfigError {
         let nearest = error.nearest.take();
         let misspelt = nearest.as_deref().filter(|nearest| {

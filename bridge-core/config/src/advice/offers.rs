@@ -1,5 +1,5 @@
-//! Rows of the table of names as sentences: what to write, what to leave out, and why there is
-//! nothing like it.
+//! Rows of the table of names as sentences: what to write, what to omit, or why there is no
+//! counterpart.
 
 use super::super::catalogue;
 use super::super::node::{Data, Node};
@@ -63,12 +63,12 @@ impl Advisor<'_> {
         let is_off_without = |(key, value): &Target<'_>| {
             catalogue::row(key).is_some_and(|setting| match value {
                 Some(value) => setting.field.default != value_of(value),
-                // Whoever writes a value that the setting takes means it.
+                // A value that the setting accepts is intended.
                 None if !is_null && (setting.field.spec)().accepts(written) => false,
                 None => values::is_nothing(&setting.field.default),
             })
         };
-        // The name of a setting is no switch, unless it is in the table.
+        // The name of a setting is not a switch, unless the table lists it.
         let is_switch = is_null || !row.of.is_empty();
         if !is_switch || !targets.iter().all(is_off_without) {
             return None;
@@ -78,8 +78,8 @@ impl Advisor<'_> {
         Some(if row.note.is_empty() { format!("{start} {shown}") } else { format!("{start} {shown}: {}", row.note) })
     }
 
-    /// The targets of a row, each with its value where the row has one, or where what was written
-    /// is one.
+    /// The targets of a row, each with its value where the row has one, or where the written value
+    /// can be used.
     fn shown(&self, row: &Row, targets: &[Target<'_>], written: Option<&Node>) -> String {
         let items = match written.map(|node| &node.data) {
             Some(Data::List(items)) if targets.len() > 1 && items.len() == targets.len() => Some(items),
@@ -124,7 +124,7 @@ impl Advisor<'_> {
         (!value.is_null() && is_built && is_right).then(|| value.to_inline())
     }
 
-    /// The name that a value is to its setting, whatever its case.
+    /// The setting's name for a value, ignoring case.
     fn name_of(&self, key: &str, value: &Node) -> Option<String> {
         let name = values::name_of(value, &(catalogue::row(key)?.field.spec)())?;
         self.taken(key, &Node::string(name))
@@ -159,7 +159,7 @@ impl Advisor<'_> {
         }
         let text = written.to_inline();
         let text = text.trim_matches(['"', '\'']);
-        // What the setting calls so itself is not read as a form of something else.
+        // A valid name of the setting's own value is not interpreted as another program's name.
         let is_known = values::is_name(written, &spec);
         let row = if is_known { ALIASES.exact_value(key, text) } else { ALIASES.value(key, text) };
         let row = row.filter(|row| row.of != "*" && !(is_known && matches!(spec, TypeSpec::Choice(_))));

@@ -1,5 +1,5 @@
 //! Other ways to read a name: with its table before it, without the name of a program, and as the
-//! opposite of what it says.
+//! opposite of its meaning.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const WRAPPERS: [&str; 14] = [
 /// Words before a name that say only that it is on.
 const SWITCHES: [&str; 9] = ["use", "enable", "create", "do", "with", "is", "run", "apply", "should"];
 
-/// Words that say too little to stand for a setting without the name of the program before them.
+/// Words that are too general to identify a setting without the name of the program before them.
 const GENERAL: [&str; 6] = ["name", "type", "path", "config", "id", "device"];
 
 /// A path, read in another way.
@@ -38,8 +38,8 @@ pub(super) struct Reading {
     pub is_opposite: bool,
 }
 
-/// The ways to read a path, the likeliest first. `tables` are the sections that foreign tables
-/// stand for, by name.
+/// The ways to read a path, the likeliest first. `tables` maps names of other programs' tables to
+/// sections.
 pub(super) fn readings(parts: &[String], tables: &BTreeMap<String, String>, programs: &str) -> Vec<Reading> {
     let Some((name, outer)) = parts.split_last() else {
         return Vec::new();
@@ -83,8 +83,8 @@ fn switched(name: &str) -> Option<&str> {
     (SWITCHES.contains(&first) && !GENERAL.contains(&rest)).then_some(rest)
 }
 
-/// The name of a table without what says that it is one: `fsdp_config` and `TrainingArguments` as
-/// `fsdp` and `training`.
+/// The name of a table without affixes that only mark it as a table: `fsdp_config` and
+/// `TrainingArguments` as `fsdp` and `training`.
 pub(super) fn trunk(table: &str) -> &str {
     let stripped = WRAPPERS.iter().find_map(|wrapper| table.strip_suffix(wrapper));
     match stripped.filter(|rest| !rest.is_empty()) {
@@ -101,7 +101,7 @@ pub(super) fn inverted(value: &Node) -> Option<Node> {
     }
 }
 
-/// The opposite of what was written beside a name; a name alone says that something is on.
+/// The opposite of the value given for a name; a name without a value means true.
 pub(super) fn opposite_of(written: Option<&Node>) -> Option<Node> {
     match written {
         Some(value) => inverted(value),

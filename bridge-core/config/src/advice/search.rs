@@ -19,7 +19,7 @@ const SMALL_SECTION: usize = 24;
 /// Names of a setting that gives the type of a table.
 const TYPES: [&str; 5] = ["type", "rope_type", "name", "kind", "optimizer"];
 
-/// Names of aliases that stand for one setting each, with their words.
+/// Names of aliases for one setting each, with their words.
 static WORDS_OF_ALIASES: LazyLock<Vec<(&str, BTreeSet<&str>, &Row)>> = LazyLock::new(|| {
     let names = ALIASES.names.iter().flat_map(|row| row.names().map(move |name| (name, row)));
     let names = names.filter(|(name, _)| !name.contains(['.', '*']));
@@ -47,7 +47,7 @@ impl Advisor<'_> {
         if let Some(row) = self.of_type(path, name).or_else(|| self.in_place(path, &parts)) {
             return Some(self.offer(&row, written));
         }
-        // `enabled` says nothing by itself: what is switched on is the table.
+        // `enabled` alone has no meaning: it switches its table on.
         if names::words(name, &ALIASES.words).is_empty() {
             let (table, _) = path.rsplit_once('.')?;
             return self.find(table, None, written);
@@ -74,8 +74,8 @@ impl Advisor<'_> {
         Some(self.offer(&Row::of_setting(&setting.key), written))
     }
 
-    /// Advice on a path's table without settings that have a counterpart by themselves, unless the
-    /// end of the path is in the table of names.
+    /// Advice on a path whose table has no counterparts for single settings, unless the end of the
+    /// path is in the table of names.
     pub(super) fn whole_table(&self, path: &str) -> Option<Advice> {
         let parts = names::normal(path);
         let (_, tables) = parts.split_last()?;

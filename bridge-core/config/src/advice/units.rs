@@ -1,9 +1,9 @@
-//! Values in other units than their setting's: steps, epochs and hours with their names behind the
+//! Values in other units than their setting's: steps, epochs and hours with their names after the
 //! number, times as on a clock, and shares of a run.
 
 use super::super::node::{Data, Node};
 
-/// Names of optimizer steps behind a number.
+/// Names of optimizer steps after a number.
 const STEPS: [&str; 11] =
     ["step", "steps", "it", "its", "iter", "iters", "iteration", "iterations", "ba", "batch", "batches"];
 /// Names of epochs.

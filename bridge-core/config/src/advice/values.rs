@@ -27,7 +27,7 @@ pub(super) fn is_name(node: &Node, spec: &TypeSpec) -> bool {
     node.text().is_some() && name_of(node, spec) == node.text()
 }
 
-/// The name of its setting that a value is, whatever its case.
+/// The setting's name for a value, ignoring case.
 pub(super) fn name_of(node: &Node, spec: &TypeSpec) -> Option<&'static str> {
     match (spec, &node.data) {
         (TypeSpec::Choice(names), Data::String(text)) => {
@@ -60,7 +60,7 @@ fn forms(node: &Node) -> Vec<Node> {
     };
     forms.extend(forms.clone().iter().filter_map(as_integer).collect::<Vec<_>>());
     forms.push(Data::List(vec![node.clone()]).into());
-    // A switch is no text: `true` is no name of a project.
+    // A boolean is not converted to text: `true` is not a project name.
     if !matches!(node.data, Data::Bool(_) | Data::String(_) | Data::List(_) | Data::Table(_)) {
         forms.push(Node::string(node.to_inline()));
     }

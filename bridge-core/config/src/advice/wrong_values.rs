@@ -91,7 +91,7 @@ impl Advisor<'_> {
         }
         let default = &setting.field.default;
         match &written.data {
-            // A text that names something is no switch.
+            // A text setting is not a switch.
             Data::Bool(true) if spec.accepts(&Node::string("a")) => Some(format!("no switch: {doc}")),
             Data::String(text) if BY_ITSELF.contains(&text.trim().to_lowercase().as_str()) => {
                 let is_needed = doc.contains("equired");
@@ -103,8 +103,8 @@ impl Advisor<'_> {
         }
     }
 
-    /// The hint on a number outside the range of its setting: what other programs mean by it, or
-    /// null, where 0 and -1 say what null says.
+    /// The hint on a number outside the range of its setting: the meaning in other programs, or
+    /// null if 0 and -1 mean the same as null.
     pub(super) fn on_number(&self, key: &str, written: &Node) -> Option<String> {
         let setting = catalogue::row(key).filter(|setting| self.reason(setting).is_none())?;
         if let Some(row) = ALIASES.exact_value(key, &written.to_inline()) {

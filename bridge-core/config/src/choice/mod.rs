@@ -1,5 +1,5 @@
-//! The macros of choices; the folder has every enumeration of the configuration. Rules do not belong
-//! here.
+//! The macros of choices; the folder has every enumeration of the configuration. Rules do not
+//! belong here.
 
 /// Makes settings of enumerations of crates below this one, whose variants are written as names.
 macro_rules! settings {
@@ -23,7 +23,7 @@ macro_rules! settings {
 }
 
 /// Declares an enum whose variants are written as names; names after `|` are accepted too. Variants
-/// whose name says all have no sentence.
+/// with a self-explanatory name have no sentence.
 macro_rules! choices {
     ($(
         $(#[$attribute:meta])+

@@ -63,10 +63,10 @@ choices! {
 
     /// Scope of one norm of queries, or of keys (ours).
     pub enum QkNormScope {
-        /// Each head by itself, all with the same weights.
+        /// Each head separately, all with the same weights.
         Head = "head",
-        /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square over
-        /// the whole projection, and a weight for each of its elements.
+        /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square
+        /// over the whole projection, and a weight for each element.
         Projection = "projection",
     }
 
@@ -105,7 +105,7 @@ choices! {
         Mxfp8 = "mxfp8",
         /// Scales per block.
         Blockwise = "blockwise",
-        /// By a factory in code.
+        /// The scaling is chosen by a factory in code.
         Custom = "custom",
     }
 
@@ -143,7 +143,7 @@ choices! {
     /// Graph capture.
     pub enum CudaGraphImpl {
         None = "none",
-        /// Our own capture.
+        /// Bridge's own capture.
         Local = "local",
         TransformerEngine = "transformer_engine",
     }
@@ -180,19 +180,19 @@ choices! {
     pub enum TokenDispatcher {
         /// All tokens go to all ranks.
         AllGather = "allgather",
-        /// Each token travels to the ranks of its experts, and back.
+        /// Each token is sent to the ranks of its experts, and back.
         AllToAll = "alltoall",
-        /// By a vendor's library; here as [`AllToAll`](Self::AllToAll).
+        /// Dispatch by a vendor's library; here the same as [`AllToAll`](Self::AllToAll).
         Flex = "flex",
     }
 
     /// Tokens that an expert over capacity drops.
     #[derive(Default)]
     pub enum TokenDropPolicy {
-        /// Those with the smallest weights.
+        /// Tokens with the smallest weights.
         #[default]
         Probs = "probs",
-        /// The last.
+        /// The last tokens.
         Position = "position",
     }
 
@@ -216,7 +216,7 @@ choices! {
     pub enum BaseQuantization {
         /// In the model's dtype.
         None = "none",
-        /// In 8 bits.
+        /// In 8-bit integers.
         Int8 = "int8",
         /// In 4 bits, as quantiles of a normal distribution.
         Nf4 = "nf4",
@@ -234,10 +234,10 @@ choices! {
 
     /// Effect of an adapter's branches on a weight.
     pub enum PeftKind {
-        /// They are added (Hu et al., arXiv:2106.09685).
+        /// The branch's product is added to the weight (Hu et al., arXiv:2106.09685).
         Lora = "lora",
-        /// They are added, and the rows of the sum have lengths that are learned (Liu et al.,
-        /// arXiv:2402.09353).
+        /// The branch's product is added to the weight, and the rows of the sum have learned
+        /// lengths (Liu et al., arXiv:2402.09353).
         Dora = "dora",
     }
 }

@@ -9,7 +9,7 @@ use crate::optimizer_rules::{self as rules, OptimizerRule};
 use crate::reader::Reader;
 use crate::spec::TypeSpec;
 
-/// Upstream's optimizers: one that has no rule is understood, and refused.
+/// Upstream's optimizers. A name without a rule is known, but refused.
 const UPSTREAM: [&str; 7] = ["adam", "sgd", "muon", "dist_muon", "adaptive_muon", "lion", "soap"];
 
 static NAMES: LazyLock<Vec<&str>> = LazyLock::new(|| {

@@ -32,9 +32,9 @@ choices! {
         NoShard = "no_shard",
         /// Optimizer states.
         Optim = "optim",
-        /// And gradients.
+        /// Optimizer states and gradients.
         OptimGrads = "optim_grads",
-        /// And parameters.
+        /// Optimizer states, gradients and parameters.
         OptimGradsParams = "optim_grads_params",
     }
 
@@ -62,20 +62,20 @@ choices! {
         /// An error, or a warning when the check is not fatal.
         #[default]
         Disabled = "disabled",
-        /// Reruns.
+        /// Reruns a rejected step to find the cause.
         ValidateResults = "validate_results",
-        /// The same as when disabled; and every step runs twice, to see how far its results are
-        /// apart.
+        /// As disabled, but every step runs twice, and the differences between both results are
+        /// reported.
         ReportDeterminismStats = "report_determinism_stats" | "report_stats",
     }
 
     /// Simulated process fault.
     pub enum SimulatedFault {
-        /// Stopped.
+        /// The rank hangs.
         RankHung = "rank_hung",
-        /// Killed.
+        /// The rank is killed.
         RankKilled = "rank_killed",
-        /// Either.
+        /// The rank hangs or is killed, at random.
         Random = "random",
     }
 

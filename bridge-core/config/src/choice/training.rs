@@ -57,11 +57,11 @@ choices! {
         Text = "text",
         /// One document per line, in a JSON object.
         Jsonl = "jsonl",
-        /// Examples: documented Rust functions and what their documentation says first.
+        /// Examples: documented Rust functions and the first paragraph of their documentation.
         RustDocs = "rust-docs",
     }
 
-    /// The tokenizer. `ByteLevelBPE` is ours; the others are upstream's.
+    /// The tokenizer. `ByteLevelBPE` is ours; all other names are upstream's.
     pub enum TokenizerType {
         BertWordPieceLowerCase = "BertWordPieceLowerCase",
         BertWordPieceCase = "BertWordPieceCase",
@@ -74,7 +74,7 @@ choices! {
         TikToken = "TikTokenizer",
         Multimodal = "MultimodalTokenizer",
         NullMultimodal = "NullMultimodalTokenizer",
-        /// Text is numbers.
+        /// Text consists of token ids as decimal numbers.
         Null = "NullTokenizer",
         /// Fine-tuning.
         Sft = "SFTTokenizer",

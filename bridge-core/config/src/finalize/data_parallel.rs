@@ -1,4 +1,4 @@
-//! Stage 2, second part: what data-parallel ranks shard. The same setting exists in several
+//! Stage 2, second part: sharding over data-parallel ranks. The same setting exists in several
 //! sections; afterwards all of them have the same value.
 
 use super::super::choice::ShardingStrategy;

@@ -255,11 +255,11 @@ fn blends_per_split(draft: &mut Draft<'_>) {
     }
 }
 
-/// Weights have no meaning for a split that is read whole.
+/// Refuses weights for a split that is evaluated completely.
 fn full_validation_has_no_weights(draft: &mut Draft<'_>, blend: Option<&Blend>) {
     let per_split = draft.recipe.dataset.blend_per_split.clone();
     let valid = per_split.and_then(|splits| splits.get(1).cloned().flatten());
-    // A split's only member is read by itself.
+    // The weight of a split's only member has no effect.
     let valid = valid.filter(|blend| blend.paths.len() > 1);
     let is_weighted = |blend: &Blend| blend.weights.is_some();
     draft.require(

@@ -155,7 +155,7 @@ impl<'r> Draft<'r> {
     }
 
     /// The key that the user wrote to set `key`: `key` itself, the setting of a preset table that
-    /// is copied to it, or that table. `key` if the user wrote none of them.
+    /// is copied to it, or that table. `key` if the user wrote neither.
     pub fn written(&self, key: &str) -> String {
         let (section, name) = key.split_once('.').unwrap_or(("", key));
         let copy = COPIES.iter().find(|(to, _, names)| *to == section && names.contains(&name));
@@ -163,7 +163,7 @@ impl<'r> Draft<'r> {
         table.into_iter().flatten().find(|key| self.is_explicit(key)).unwrap_or_else(|| key.to_owned())
     }
 
-    /// The current value of `key`: of a setting (`section.name`), or of what has no section.
+    /// The current value of `key`, a setting with a section (`section.name`) or without.
     pub fn value(&self, key: &str) -> Option<Node> {
         self.recipe.to_node().get_path(key).cloned()
     }
@@ -190,7 +190,7 @@ impl<'r> Draft<'r> {
         keys.iter().find(|key| self.is_explicit(key)).unwrap_or(&keys[0])
     }
 
-    /// True if a setting now differs from its default, whatever changed it.
+    /// True if a setting now differs from its default, changed by the user or by a rule.
     pub fn recipe_differs(&self, key: &str) -> bool {
         self.value(key).as_ref() != row(key).map(|row| &row.field.default)
     }

@@ -1,4 +1,4 @@
-//! The rules of fine-tuning data: what it needs, and which settings belong to other data.
+//! The rules of fine-tuning data: required settings, and settings that belong to other data.
 
 use super::super::choice::DataloaderType;
 use super::super::kinds::FINETUNING;

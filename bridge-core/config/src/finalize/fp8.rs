@@ -24,10 +24,10 @@ pub(super) fn check(draft: &mut Draft<'_>, stacks: usize) {
     }
 }
 
-/// Checks that weights can be gathered as codes, if they are to be; what is sharded is resolved.
+/// Checks that weights can be gathered as codes, if requested. Runs after sharding is resolved.
 pub(super) fn check_gather(draft: &mut Draft<'_>) {
     let (ddp, model) = (draft.recipe.ddp.clone(), draft.recipe.model.config.clone());
-    // What a preset that was refused would have set is not known.
+    // If the preset was refused, its settings are unknown.
     if !ddp.fp8_param_gather || model.fp8.is_none() || is_preset_refused(draft) {
         return;
     }
@@ -47,8 +47,8 @@ fn is_preset_refused(draft: &Draft<'_>) -> bool {
     ["mixed_precision", "mixed_precision.params_dtype"].iter().any(|key| draft.errors.names(key))
 }
 
-/// Settings must be read by the recipe's features. Not a rule on their rows: a model by itself may
-/// have them.
+/// Settings must be read by the recipe's features. This is not a rule on their rows, because a
+/// model section alone may have them.
 fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
     if is_preset_refused(draft) {
         return;
@@ -59,7 +59,7 @@ fn have_effect(draft: &mut Draft<'_>, model: &TransformerConfig) {
     let delayed = if is_on { "model.fp8_recipe = \"delayed\"" } else { fp8 };
     let edges = "model.first_last_layers_bf16 = true";
     for (field, needs, is_met) in [
-        // Null says nothing.
+        // A recipe of null is accepted without `model.fp8`.
         ("fp8_recipe", fp8, is_on || model.fp8_recipe.is_none()),
         ("fp8_wgrad", fp8, is_on),
         ("first_last_layers_bf16", fp8, is_on),

@@ -1,5 +1,5 @@
-//! `model.cuda_graph_impl`: forward and backward of a micro-batch recorded as a graph, and what
-//! cannot be in one.
+//! `model.cuda_graph_impl`: forward and backward of a micro-batch recorded as a graph, and features
+//! that cannot be in one.
 
 use super::super::choice::CudaGraphImpl;
 use super::super::error::ErrorKind;

@@ -1,5 +1,5 @@
 //! From the user's settings to the resolved configuration: the stages, in order. Each rule is a
-//! small function in one of the files beside this one; none of them changes the user's
+//! small function in one of the files beside this one. Rules do not change the user's
 //! configuration.
 
 mod checkpoint;
@@ -47,9 +47,9 @@ fn run(raw: &RawConfig, world: &World, purpose: Purpose) -> Result<RunConfig, Co
     // 1. Presets and old names become ordinary settings, whose rows have rules.
     presets::resolve(&mut draft);
     train::deprecated_names(&mut draft);
-    // Before anything is filled in: what differs from its default was asked for.
+    // Before values are filled in: a value that differs from its default is the user's.
     rules::check(&mut draft, "");
-    // 2. Parallel sizes; the data-parallel size follows from the others.
+    // 2. Parallel sizes; the data-parallel size follows from all other sizes.
     let mut parallel = parallel::resolve(&mut draft);
     // Stages divide the layers that the kind of model has.
     let config = model::resolve(&mut draft);
@@ -130,7 +130,7 @@ impl TransformerConfig {
         refused::check(&mut draft, "model.");
         rules::check(&mut draft, "model.");
         let transformer = model::resolve(&mut draft);
-        // Nobody is warned here.
+        // There are no warnings here, so settings without effect are errors.
         draft.errors.extend(draft.idle);
         draft.errors.into_result(transformer)
     }

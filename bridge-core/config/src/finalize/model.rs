@@ -14,7 +14,7 @@ const RECOMPUTE_MODULES: [&str; 7] =
 /// No tensor of a real model has more elements: 4 TiB in 32 bits.
 const MAX_ELEMENTS: f64 = (1_u64 << 40) as f64;
 
-/// Checks the model and fills in what was not set, in the draft's recipe too.
+/// Checks the model and fills in settings that are not set, in the draft's recipe too.
 pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     let kind = draft.recipe.model.kind.clone();
     draft.check_kind::<TransformerConfig>("model.kind", &kind);
@@ -52,8 +52,8 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     }
 }
 
-/// Layers of each of the model's stacks, as its kind says. Reports what the kind cannot build,
-/// where the section's own rules hold.
+/// Layers of each of the model's stacks, as its kind says. Reports settings that the kind cannot
+/// build, if the section's own rules hold.
 pub(super) fn stacks(draft: &mut Draft<'_>, model: &FinalModel) -> Vec<usize> {
     let one = vec![model.num_layers];
     let is_wrong = draft.errors.iter().any(|error| error.key.starts_with("model."));
@@ -85,8 +85,8 @@ fn sizes_are_given(draft: &mut Draft<'_>) {
     }
 }
 
-/// Only what the kind of model has: what is filled in is part of the recipe that a checkpoint
-/// keeps.
+/// Fills in only settings that the kind of model has, because filled-in values become part of the
+/// recipe in checkpoints.
 fn fill_sizes(draft: &mut Draft<'_>) {
     let names = ["ffn_hidden_size", "kv_channels", "num_query_groups", "embedding_init_method_std"];
     let [has_ffn, has_kv, has_groups, has_std] = names.map(|name| draft.supports(name));
@@ -365,8 +365,8 @@ fn fits_float16(draft: &mut Draft<'_>) {
     }
 }
 
-/// Sizes that are valid by themselves can multiply to tensors that are too large for any machine or
-/// index type.
+/// Individually valid sizes can multiply to tensors that are too large for any machine or index
+/// type.
 fn tensors_are_bounded(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     let hidden = model.hidden_size as f64;

@@ -10,8 +10,8 @@ const MODULES: &str = "model.offload_modules";
 /// The modules that may be moved: `bridge_kernels::offload::Module`.
 pub const NAMES: [&str; 7] = ["attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act"];
 
-/// Checks both settings, where the layers of which `moe_layers` says so have experts, and
-/// `recomputed` are the modules of selective recompute.
+/// Checks both settings, where layers with true in `moe_layers` have experts, and `recomputed` are
+/// the modules of selective recompute.
 pub(super) fn check(draft: &mut Draft<'_>, moe_layers: &[bool], recomputed: &[String]) {
     let model = draft.recipe.model.config.clone();
     layers(draft, &model);

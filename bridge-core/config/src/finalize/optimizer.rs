@@ -25,10 +25,10 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     FinalOptimizer { lr, min_lr, config }
 }
 
-/// The chosen rule must exist; what only other rules read would be void beside it.
+/// The chosen rule must exist, and settings that only other rules read are refused.
 fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
     let Some(rule) = chosen.rule() else {
-        // The refusal of the name has said so already.
+        // The refusal of the name has been reported already.
         let is_refused = draft.errors.names("optimizer.optimizer");
         let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
         return draft.require(is_refused, "optimizer.optimizer", message);
@@ -105,7 +105,7 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     remainders_fit(draft, params);
 }
 
-/// Remainders are the low halves of float32 masters of bfloat16 parameters; there are no others.
+/// Remainders are only defined as the low halves of float32 masters of bfloat16 parameters.
 fn remainders_fit(draft: &mut Draft<'_>, params: DType) {
     const KEY: &str = "optimizer.store_param_remainders";
     let masters = draft.recipe.optimizer.main_params_dtype;

@@ -1,4 +1,4 @@
-//! Stage 2: parallel sizes. The data-parallel size is never given; it follows from the others.
+//! Stage 2: parallel sizes. The data-parallel size is never given; it follows from all other sizes.
 
 use super::super::run_config::ParallelSizes;
 use super::Draft;

@@ -1,9 +1,9 @@
 //! Stage 1: precision recipes and `[comm_overlap]` become ordinary settings of model, optimizer and
 //! ddp.
 //!
-//! A value that a precision recipe states must agree with what the user set: equal is fine,
-//! different is an error. A value that it leaves at its default only fills in what the user did not
-//! set.
+//! A value that a precision recipe states must agree with the user's value: equal is fine,
+//! different is an error. A value that it leaves at its default is used only if the user has not
+//! set one.
 
 use super::super::choice::{DType, PipelineSchedule, ShardingStrategy};
 use super::super::error::ErrorKind;
@@ -269,7 +269,7 @@ impl<'d, 'r> Preset<'d, 'r> {
     fn mode(&mut self, dtype: DType) {
         self.mode_only(dtype);
         self.params_dtype(dtype);
-        // What stages send is the residual stream.
+        // Pipeline stages send the residual stream, so its dtype decides.
         let is_wide = self.draft.recipe.model.fp32_residual_connection;
         self.state("model.pipeline_dtype", if is_wide { DType::Float32 } else { dtype });
         self.state("model.enable_autocast", false);

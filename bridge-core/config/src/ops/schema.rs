@@ -26,7 +26,7 @@ fn add_kinds<C: KindedConfig>(schema: &mut Value, kinds: &Kinds) {
     let lists = names.iter().filter_map(|name| Some((*name, registry.get(name)?.settings.as_ref()?)));
     let lists: Map<_, _> = lists.map(|(name, settings)| (name.to_owned(), json!(settings))).collect();
     if !lists.is_empty() {
-        // What these kinds support; `x-status` and `x-accepted` are about the others.
+        // Settings that these kinds support; `x-status` and `x-accepted` describe all other kinds.
         schema["x-settings-of-kinds"] = Value::Object(lists);
     }
     let own: Vec<_> = Kinded::<C>::names();

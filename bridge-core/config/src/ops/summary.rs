@@ -1,4 +1,5 @@
-//! The summary printed before a run: what differs from the defaults, then the other sections.
+//! The summary printed before a run: settings that differ from the defaults, then the other
+//! sections.
 
 use super::super::node::{Entry, Node};
 use super::super::run_config::RunConfig;
@@ -15,8 +16,8 @@ const SHOWN: [&str; 8] = ["train", "validation", "scheduler", "dataset", "checkp
 const WIDTH: usize = 70;
 
 impl RunConfig {
-    /// Upstream's summary of settings, line by line: for optimizer, ddp and model what differs
-    /// from the defaults, for the other sections everything that is not null.
+    /// Upstream's summary of settings, line by line: for optimizer, ddp and model the values that
+    /// differ from the defaults, for the other sections all values that are not null.
     pub fn log_non_default_values(&self) -> String {
         let root = self.recipe().to_node().redacted();
         let defaults = RecipeConfig::default().to_node();

@@ -51,7 +51,7 @@ impl RawConfig {
     }
 }
 
-/// Leaves out what reading would fill in again: null if null is the default, and with
+/// Leaves out values that reading would fill in again: null if null is the default, and with
 /// [`Detail::NonDefault`] every default.
 fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
     let (Data::Table(entries), Some(_)) = (&node.data, default.entries()) else {
@@ -71,7 +71,7 @@ fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
         }
         let inner = reduce(&entry.node, default, detail);
         let is_empty = is_table && inner.entries().is_some_and(<[Entry]>::is_empty);
-        // An empty table still has a meaning if the default is no table.
+        // An empty table has a meaning if the default is not a table.
         let says_nothing = is_empty && default.entries().is_some();
         (!says_nothing).then(|| Entry::new(&entry.key, inner))
     });

@@ -153,10 +153,10 @@ impl LossScaler {
         self.state
     }
 
-    /// Continues from `state`. A constant scale remains that of the run.
+    /// Continues from `state`. A constant scale keeps the run's value.
     ///
     /// # Errors
-    /// If the scale is not positive and finite in float32; nothing changes then.
+    /// If the scale is not positive and finite in float32; then the state is unchanged.
     pub fn load_state(&mut self, state: LossScalerState) -> Result<(), LossScaleError> {
         checked("scale", state.scale)?;
         if self.dynamic.is_some() {

@@ -1,6 +1,6 @@
 //! Quantities that change from step to step: learning rate, weight decay, batch size and loss
-//! scale; and rates of FLOPs. Pure arithmetic over plain parameters; nothing here may read a config
-//! tree, touch a tensor or do I/O.
+//! scale; and rates of FLOPs. Pure arithmetic over plain parameters. Code here must not read a
+//! config tree, use tensors or do I/O.
 
 mod flops;
 mod loss_scaler;

@@ -1,5 +1,5 @@
 //! Learning-rate and weight-decay curves of Megatron's `OptimizerParamScheduler`, value for value.
-//! Saving and loading are in `scheduler_state`; nothing here knows an optimizer.
+//! Saving and loading are in `scheduler_state`. This file does not depend on an optimizer.
 
 use std::f64::consts::PI;
 use std::fmt;
@@ -75,8 +75,8 @@ curve! {
 }
 
 /// Parameters of a schedule. All lengths count samples, like the step counter; in runs whose length
-/// is given in iterations, each iteration counts as many as the full global batch has, whatever
-/// batch a ramp-up gives it.
+/// is given in iterations, each iteration counts the full global batch, even during a batch
+/// ramp-up.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerParamSchedulerConfig {
     /// Learning rate at step 0, if there is a warm-up.
@@ -281,8 +281,8 @@ impl OptimizerParamScheduler {
         }
     }
 
-    /// Holds the learning rate at `learning_rate`, whatever the schedule says; that of groups with
-    /// a peak of their own in proportion.
+    /// Holds the learning rate at `learning_rate`, and the rate of groups with a peak of their own
+    /// in proportion, instead of following the schedule.
     pub fn hold(&mut self, learning_rate: f64) {
         self.held = Some(learning_rate);
     }

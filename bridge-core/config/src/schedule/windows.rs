@@ -27,7 +27,7 @@ impl MicroBatchWindows {
     }
 
     /// Micro-batches of the next window, if `left` remain. The last window may be up to twice as
-    /// long as the others, never shorter, because schedules have a minimum length.
+    /// long as other windows, but not shorter, because schedules have a minimum length.
     pub fn next(&self, left: usize) -> usize {
         if left >= 2 * self.size { self.size } else { left }
     }

@@ -45,7 +45,7 @@ pub(super) fn parse(text: &str, lines: &Lines) -> Result<Node, ConfigErrors> {
 /// The word at an error, if other programs write it for a number that is not finite.
 fn not_a_json_number(text: &str, error: &serde_json::Error) -> Option<&'static str> {
     let line = text.lines().nth(error.line().checked_sub(1)?)?;
-    // The error stands at the first letter that cannot be, or behind it.
+    // The error stands at the first letter that cannot be, or after it.
     let start: String = line.chars().skip(error.column().saturating_sub(2)).take(10).collect();
     let words = ["-Infinity", "Infinity", "NaN"];
     words.into_iter().find(|word| start.contains(word) || start.get(1..).is_some_and(|rest| rest.starts_with(word)))

@@ -29,7 +29,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// By extension: `.toml`, `.yaml`, `.yml`, `.json`.
+    /// The format of a file, from its extension: `.toml`, `.yaml`, `.yml`, `.json`.
     pub fn of_path(path: &Path) -> Option<Self> {
         match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "toml" => Some(Self::Toml),

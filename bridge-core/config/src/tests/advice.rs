@@ -98,8 +98,7 @@ fn nothing_that_is_refused_is_offered() {
         let refused = |key: &str| is_refused(setting(key).unwrap_or_else(|| panic!("{key} of {}", row.of)));
         for (key, value) in row.targets() {
             assert!(!refused(key) || value.is_none(), "{key} of {}", row.of);
-            // Whether the recipe is otherwise right does not matter here: the name and the value
-            // are.
+            // Other errors of the recipe do not matter here, only those of the name and the value.
             let Some(value) = value.filter(|_| key != "dataset.kind" || value != Some("sft")) else { continue };
             if let Err(errors) = tiny(&[&format!("{key}={value}")]) {
                 let is_refused = |error: &super::super::ConfigError| {

@@ -52,12 +52,12 @@ fn a_recipe_takes_nothing_unless_it_asks() {
 fn the_architecture_is_that_of_the_checkpoint() {
     let with = taken(&["checkpoint.use_checkpoint_args=true"]);
     assert_eq!((with.model.num_layers, with.model.ffn_hidden_size), (3, None));
-    // What the recipe says of training stays, as do its precision and its layout.
+    // The recipe's training settings, precision and layout are kept.
     assert_eq!(with.model.hidden_dropout, 0.0);
     assert!(!with.model.bf16);
     assert_eq!(with.model.tensor_model_parallel_size, 1);
     assert_eq!(with.tokenizer.vocab_size, Some(255));
-    // It is checked as if the recipe had said so.
+    // A taken setting is checked like one of the recipe.
     let config = finalized(&["checkpoint.load=ckpt", "checkpoint.use_checkpoint_args=true"], saved(&SAVED)).unwrap();
     assert_eq!(config.model.num_layers, 3);
     let said = config.warnings().join("\n");
@@ -127,7 +127,7 @@ fn parallel_sizes_are_taken_alone() {
     // A world that they do not fit names the checkpoint.
     let errors = with.finalize(&World { size: 3 }).unwrap_err().to_string();
     assert!(errors.contains("run_config.toml"), "{errors}");
-    // What is changed later stays: it is taken once.
+    // Later changes are kept, because settings are taken only once.
     let mut with = with;
     with.model.tensor_model_parallel_size = 1;
     assert_eq!(with.finalize(&world).unwrap().parallel.tensor, 1);

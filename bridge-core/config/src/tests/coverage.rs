@@ -1,5 +1,4 @@
-//! Every row of the tables is accepted, or says why it is refused; what it says is what `finalize`
-//! does.
+//! Every row of the tables is accepted, or has a reason for its refusal, and `finalize` agrees.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +24,7 @@ fn table() -> Vec<Refused> {
     ROWS.iter().filter_map(refused).collect()
 }
 
-/// Values of a type, some of which are likely to be no default.
+/// Values of a type, some of which are likely to differ from the default.
 fn values(spec: &TypeSpec) -> Vec<Node> {
     let numbers = |floats: bool| {
         let number = move |n: i128| if floats { Data::Float(n as f64).into() } else { Data::Int(n).into() };

@@ -1,5 +1,5 @@
 //! Settings of replicas together: names of one feature, presets of overlap, and values that state
-//! what is done anyway.
+//! the default behaviour.
 
 use super::super::{DType, Format, Kinds, World, load_text};
 use super::{TINY, tiny, tiny_errors};
@@ -81,7 +81,7 @@ fn states_of_less_than_32_bits_need_what_keeps_them() {
         let told = told.replace("=true", " = true");
         assert!(error.message.contains(&told), "{overrides:?}: {error}");
     }
-    // One rank keeps all states, whatever divides them.
+    // A single rank keeps all states with any sharding.
     let on = |ranks: usize, more: &[&str]| {
         let overrides: Vec<String> = [&[AWARE][..], more].concat().iter().map(|o| (*o).to_owned()).collect();
         load_text(TINY, Format::Toml, &overrides, &Kinds::builtin(), &World { size: ranks })

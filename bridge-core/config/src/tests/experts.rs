@@ -30,7 +30,7 @@ fn no_setting_of_experts_is_accepted_without_them() {
         for value in values(&(field.spec)()) {
             let argument = format!("{key}={value}");
             match tiny(&[&argument]) {
-                // Its default, or 1 where null takes 1.
+                // The value is the default, or 1 for a setting whose null means 1.
                 Ok(run) => assert_eq!(run.recipe().model.value(field.name), Some(field.default.clone()), "{argument}"),
                 Err(errors) => {
                     let says_why = errors.iter().filter(|error| error.key == key).any(|error| {

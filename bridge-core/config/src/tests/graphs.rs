@@ -1,4 +1,4 @@
-//! Graphs of micro-batches: what must be said, and what they do not go with.
+//! Graphs of micro-batches: required settings, and incompatible ones.
 
 use super::{Format, Kinds, RunConfig, TINY, World, assert_all_refused, load_text};
 use crate::ConfigErrors;
@@ -91,10 +91,11 @@ fn graphs_of_whole_micro_batches_are_accepted() {
             let overrides = [LOCAL, scope, GPU, UNCHECKED, "model.cuda_graph_warmup_steps=1"];
             let config = tiny_on(size, &overrides).unwrap_or_else(|errors| panic!("{errors}"));
             assert_eq!(config.model.cuda_graph_warmup_steps, 1);
-            // The model by itself, as `bridge generate` reads it, has no device that records.
+            // The model section alone, as `bridge generate` reads it, is accepted without a device
+            // that records.
             config.recipe().model.finalize().unwrap_or_else(|errors| panic!("{errors}"));
         }
     }
-    // As upstream writes what has no graph.
+    // Upstream writes an empty scope for runs without graphs.
     tiny_on(1, &["model.cuda_graph_scope=[]"]).unwrap_or_else(|errors| panic!("{errors}"));
 }

@@ -1,4 +1,4 @@
-//! Tests of the configuration tree, by what a user does with it.
+//! Tests of the configuration tree, by a user's actions.
 
 mod advice;
 mod checkpoint_args;

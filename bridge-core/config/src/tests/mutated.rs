@@ -1,5 +1,5 @@
-//! Hundreds of damaged copies of a recipe: every problem names its key, or its line where there is
-//! no key yet.
+//! Hundreds of damaged copies of a recipe: every problem names its key, or its line if the key is
+//! not known yet.
 
 use super::super::node::{Data, Node};
 use super::super::section::Section;

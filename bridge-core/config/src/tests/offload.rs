@@ -1,4 +1,4 @@
-//! Activations on the host: upstream's checks, and what there is to move.
+//! Activations on the host: upstream's checks, and the activations that can be moved.
 
 use super::{Format, Kinds, TINY, World, assert_all_refused, load_text, tiny};
 

@@ -113,7 +113,7 @@ fn named_recipes_of_8_bits_set_format_scales_history_and_edges() {
         assert_eq!((run.model.fp8, run.model.fp8_recipe), (Some(format), Some(scales)), "{name}");
         assert_eq!((run.model.fp8_amax_history_len, run.model.fp8_amax_compute_algo), history, "{name}");
         assert_eq!(edges(&run), outside, "{name}");
-        // An explicit value wins over what is only suggested.
+        // An explicit value wins over a value that the preset only suggests.
         let run = tiny(&[&preset, "model.first_last_layers_bf16=false"]);
         let run = run.unwrap_or_else(|errors| panic!("{name}: {errors}"));
         assert_eq!((run.model.fp8, edges(&run)), (Some(format), None), "{name}");

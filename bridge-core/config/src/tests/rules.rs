@@ -1,4 +1,4 @@
-//! Each rule of `finalize`: what is derived, and what is refused under which key.
+//! Each rule of `finalize`: derived values, and refusals with their keys.
 
 use super::super::{
     Activation, ConfigErrors, ErrorKind, Format, Kind, Kinds, RunConfig, TransformerConfig, World, load_text,
@@ -38,7 +38,7 @@ fn vocabulary_follows_the_tokenizer_when_open() {
     let run = tiny(&["model.vocab_size=null"]).expect("accepted");
     assert_eq!(run.model.padded_vocab_size(512).expect("fits"), 512);
     assert_eq!(run.model.padded_vocab_size(513).expect("fits"), 640);
-    // Ranks have no say in it: a checkpoint is of one model, whatever the layout.
+    // The padded size does not depend on ranks, so that checkpoints fit any layout.
     let spread = on_ranks(2, &["model.vocab_size=null", "model.tensor_model_parallel_size=2"]).expect("accepted");
     assert_eq!(spread.model.padded_vocab_size(513).expect("fits"), 640);
     let run = tiny(&[]).expect("accepted");
@@ -243,7 +243,7 @@ fn what_is_implemented_is_accepted() {
         vec!["model.add_qkv_bias=true", "model.add_proj_bias=true", "model.add_mlp_bias=true"],
         vec!["model.window_size=[8, 0]", "model.rotary_base_local=500"],
         vec!["model.position_embedding_type=none"],
-        // What Bridge does anyway.
+        // Settings that state Bridge's fixed behaviour.
         vec!["model.deterministic_mode=true", "model.apply_rope_fusion=true", "model.bias_activation_fusion=true"],
         vec!["model.overlap_p2p_comm=true", "model.batch_p2p_comm=false", "model.use_cpu_initialization=true"],
         vec!["model.position_embedding_type=learned_absolute"],

@@ -5,8 +5,7 @@ use super::super::section::Section;
 use super::super::{Detail, Format, Kinds, RawConfig};
 use super::{TEXT, TINY, run_toml, tiny_errors};
 
-/// Recipes without a problem: text, and what is laid over it. Together they read as many rules as
-/// possible.
+/// Recipes without a problem: text and overrides. Together they read as many rules as possible.
 const RECIPES: &[(&str, &[&str])] = &[
     (TINY, &[]),
     (TEXT, &[]),
@@ -152,7 +151,7 @@ const RECIPES: &[(&str, &[&str])] = &[
     (TINY, &["generate.prompt=x", "generate.max_tokens=5", "generate.top_k=3"]),
 ];
 
-/// Dotted keys of what a recipe says, with the values as TOML.
+/// Dotted keys of a recipe's settings, with the values as TOML.
 fn settings(text: &str, overrides: &[&str]) -> Vec<(String, String)> {
     let overrides: Vec<String> = overrides.iter().map(|o| (*o).to_owned()).collect();
     let raw = RawConfig::from_text(text, Format::Toml, &overrides, &Kinds::builtin()).expect("reads");

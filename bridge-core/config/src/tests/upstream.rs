@@ -1,5 +1,5 @@
-//! Configurations that Megatron Bridge saves: what is mapped, what is left out and listed, what is
-//! refused and where.
+//! Configurations that Megatron Bridge saves: mapped settings, omitted and listed settings, and
+//! refusals with their locations.
 
 use super::super::{
     Activation, ConfigErrors, DType, ErrorKind, Format, Kinds, Node, PeftKind, PositionEmbeddingType, RunConfig,
@@ -166,7 +166,7 @@ fn a_class_without_counterpart_is_refused_with_those_that_have_one() {
     assert_eq!((error.key.as_str(), error.kind), ("model._target_", ErrorKind::NotImplemented));
     assert_eq!(error.location.as_ref().and_then(|at| at.line), Some(LEAST.lines().count() + 2));
     assert!(error.expected.as_ref().is_some_and(|text| text.contains("LlamaModelProvider")), "{error}");
-    // A class of that name in somebody's own package may do anything.
+    // A class of that name in a user's own package may do anything.
     let own = "model:\n  _target_: mine.GPTModelProvider\n";
     assert!(yaml(&format!("{LEAST}{own}{MODEL}{DATA}"), &[]).expect_err("refused").names("model._target_"));
     let sft = "dataset:\n  _target_: megatron.bridge.training.config.GPTSFTDatasetConfig\n  seq_length: 32\n";

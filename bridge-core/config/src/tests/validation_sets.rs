@@ -8,7 +8,7 @@ fn sets_are_several_members_without_weights() {
         // Generated data, and a blend that is cut into splits.
         None,
         Some("dataset.data_path=[a, b]"),
-        // One member is no several sets; weights have no meaning.
+        // A single member does not form several sets, and weights are refused.
         Some("dataset.blend_per_split=[[['a']], [['b']], 'null']"),
         Some("dataset.blend_per_split=[[['a']], 'null', 'null']"),
         Some("dataset.blend_per_split=[[['a']], [['b', 'c'], [1.0, 2.0]], 'null']"),

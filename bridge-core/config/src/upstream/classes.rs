@@ -1,5 +1,4 @@
-//! Upstream's classes: the section that each belongs to, the kind that it stands for, and the
-//! defaults that it sets.
+//! Upstream's classes, with their section, kind and defaults.
 
 use super::super::node::{Data, Entry, Location, Node};
 use super::super::overrides;
@@ -183,7 +182,7 @@ fn is_size(rest: &str) -> bool {
     rest.is_empty() || (rest.starts_with(|c: char| c.is_ascii_digit()) && (rest.ends_with(['B', 'M']) || active(rest)))
 }
 
-/// True if a model class stands for a family, whose defaults differ from those of the kind.
+/// True if a model class belongs to a family, whose defaults differ from those of the kind.
 fn is_of_family(class: &Class) -> bool {
     let is_general = ["GPT", "BridgeGPT", "Mamba", "Hybrid"].iter().any(|name| class.name.starts_with(name));
     matches!(class.kind, Some("gpt" | "mamba")) && (!is_general || class.name == "GPTOSSProvider")

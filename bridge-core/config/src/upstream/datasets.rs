@@ -17,8 +17,8 @@ const SHARED: [&str; 6] = ["kind", "seq_length", "sequence_length", "random_seed
 /// Options of prompts with answers that have the same names in `dataset_kwargs`.
 const PREPROCESSING: [&str; 4] = ["add_bos", "add_sep", "add_eos", "truncation_method"];
 
-/// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about what is
-/// left out.
+/// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about the omitted
+/// fields.
 ///
 /// # Errors
 /// Data of the Hugging Face hub without a folder of files, and preprocessing that Bridge cannot do.

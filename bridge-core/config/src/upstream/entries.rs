@@ -6,7 +6,7 @@ use super::super::node::{Data, Entry, Location, Node};
 /// The key that names the class of a table.
 pub(super) const TARGET: &str = "_target_";
 
-/// True if a value was given on the command line, and so is a setting of Bridge.
+/// True if a value was given on the command line, which only has settings of Bridge.
 pub(super) fn is_given(node: &Node) -> bool {
     node.location.as_ref().is_some_and(Location::is_command_line)
 }

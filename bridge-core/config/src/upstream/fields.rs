@@ -24,7 +24,7 @@ const HANDLES: &[(&str, &str)] = &[
 ];
 
 /// Functions that make layers and initial values, and the modules whose functions follow the
-/// settings. Others are user code.
+/// settings. Other modules are user code.
 const FUNCTIONS: &[(&str, &[&str])] = &[
     (
         "transformer_layer_spec",
@@ -53,7 +53,7 @@ const FUNCTIONS: &[(&str, &[&str])] = &[
     ("embedding_init_method", &["torch.nn.init.normal_", "megatron.core.utils."]),
 ];
 
-/// Fields without a setting here with their defaults, of all classes and versions. Those that are
+/// Fields without a setting here with their defaults, of all classes and versions. Fields that are
 /// null, false, zero or empty by default need no row.
 const DEFAULTS: &[(&str, &str)] = &[
     (
@@ -159,13 +159,13 @@ const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
 
 /// Treatment of a field that is not a setting.
 pub(super) enum Fate {
-    /// It belongs to a running program, or follows from settings.
+    /// The field belongs to a running program, or follows from settings.
     Handle,
-    /// It asks for nothing.
+    /// The value has no effect.
     Default,
-    /// It only asks for speed or memory.
+    /// The field changes only speed or memory.
     Execution,
-    /// It asks for something; holds the values that would not.
+    /// The value has an effect; holds the values without one.
     Asks(Option<String>),
 }
 
@@ -275,7 +275,7 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     }
 }
 
-/// Leaves out what upstream derived from the rest of the file.
+/// Leaves out values that upstream derived from the rest of the file.
 pub(super) fn drop_derived(sections: &mut [Entry]) {
     let whole: Node = Data::Table(sections.to_vec()).into();
     let defaults = RecipeConfig::default().to_node();

@@ -1,7 +1,7 @@
 //! Configurations that Megatron Bridge saves (`run_config.yaml`): every field of every class, each
 //! class with a `_target_`. They are converted to a recipe before it is read: objects become
 //! values, classes become kinds, derived values are left out, and values without a counterpart here
-//! are left out and listed. Everything else is read and checked as in a recipe.
+//! are left out and listed. All other values are read and checked as in a recipe.
 
 mod adapters;
 mod classes;
@@ -27,9 +27,9 @@ use values::Plain;
 /// The outcome of a conversion besides the recipe.
 #[derive(Debug, Default)]
 pub(super) struct Translated {
-    /// Problems: what cannot be part of a recipe.
+    /// Problems: values that cannot be part of a recipe.
     pub errors: ConfigErrors,
-    /// Remarks about what was left out.
+    /// Remarks about omitted values.
     pub remarks: Vec<String>,
 }
 
@@ -42,9 +42,9 @@ fn is_sinkhorn(entry: &Entry) -> bool {
     entry.key == "moe_router_load_balancing_type" && entry.node == Node::string("sinkhorn")
 }
 
-/// Leaves out what does not decide the function of the model in an upstream configuration; a recipe
-/// stays as it is. Returns `key = value` of settings that were left out and differ from their
-/// default.
+/// Leaves out the settings of an upstream configuration that do not determine the function of the
+/// model; a recipe stays as it is. Returns `key = value` of settings that were left out and differ
+/// from their default.
 pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
     let is_target = root.get(TARGET).is_some() || root.get("model").is_some_and(|model| model.get(TARGET).is_some());
     let Data::Table(sections) = &mut root.data else {
@@ -158,7 +158,7 @@ impl Translation {
         *entries = kept;
     }
 
-    /// Removes the class of a table, adds what it stands for, and returns its name.
+    /// Removes the class of a table, adds the class's settings, and returns its name.
     fn class(&mut self, section: &str, entries: &mut Vec<Entry>) -> Option<String> {
         let index = entries.iter().position(|entry| entry.key == TARGET)?;
         let target = entries.remove(index).node;
@@ -197,10 +197,10 @@ impl Translation {
         }
     }
 
-    /// Converts an object to the value that it stands for; false to leave the entry out.
+    /// Converts an object to a value; false to omit the entry.
     fn value(&mut self, key: &str, field: &FieldSpec, node: &mut Node) -> bool {
         match values::plain(key, node) {
-            // The value is left out afterwards, whatever it is.
+            // Any value of this setting is omitted afterwards.
             Plain::Unknown(_) if field.refusal.as_ref().is_some_and(Refusal::is_optional) => {}
             Plain::Same => {}
             Plain::Value(data) => node.data = data,
@@ -217,7 +217,7 @@ impl Translation {
                 return false;
             }
         }
-        // Python's None stands for the default of a setting that cannot be null here.
+        // Python's None means the default of a setting that cannot be null here.
         !node.is_null() || (field.spec)().accepts(node)
     }
 

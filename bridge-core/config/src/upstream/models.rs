@@ -15,10 +15,10 @@ const LATENT_YARN: [(&str, &str); 6] = [
     ("mscale_all_dim", "yarn_mscale_all_dim"),
 ];
 
-/// Replaces fields of `[model]` by the settings that they mean; returns remarks about them.
+/// Replaces fields of `[model]` by the corresponding settings; returns remarks about them.
 ///
 /// # Errors
-/// A field that Bridge has no setting for and that changes the function.
+/// A field without a setting in Bridge that changes the function.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
     let mut remarks = Vec::new();
     if text(entries, "softmax_type") == Some("learnable") {

@@ -1,4 +1,4 @@
-//! Python objects as upstream writes them, and the values they stand for: functions and dtypes
+//! Python objects as upstream writes them, and the corresponding values: functions and dtypes
 //! (`_call_: false`), enums (`_args_`, newer versions with `_name_`) and partial functions.
 
 use super::super::node::{Data, Entry, Node};
@@ -8,9 +8,9 @@ use super::entries::TARGET;
 pub(super) enum Plain {
     /// A plain value.
     Same,
-    /// An object that stands for a value.
+    /// An object with a corresponding value.
     Value(Data),
-    /// An object of this class that stands for no value.
+    /// An object of this class, without a corresponding value.
     Unknown(String),
 }
 
@@ -36,7 +36,7 @@ const ENUMS: &[(&str, &[(i128, &str)])] = &[
     ("signal.Signals", &[(1, "SIGHUP"), (2, "SIGINT"), (10, "SIGUSR1"), (12, "SIGUSR2"), (15, "SIGTERM")]),
 ];
 
-/// The value of the setting `key` that a node stands for; items of lists are converted too.
+/// The value of the setting `key` for a node; items of lists are converted, too.
 pub(super) fn plain(key: &str, node: &Node) -> Plain {
     match &node.data {
         Data::List(items) => list(key, items),

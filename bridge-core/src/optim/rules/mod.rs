@@ -1,6 +1,6 @@
-//! Optimizer rules: the list of all, and what a rule declares (`rule`). A rule is a file of this
-//! folder and a line of the list, and names its settings in
-//! [`optimizer_rules`](crate::config::optimizer_rules); nothing else knows its states.
+//! Optimizer rules: the list of all, and the declaration of a rule (`rule`). A rule is a file of
+//! this folder and a line of the list, and names its settings in
+//! [`optimizer_rules`](crate::config::optimizer_rules); no other code knows its states.
 
 mod rule;
 #[cfg(test)]

@@ -30,8 +30,8 @@ pub enum Unit {
     /// An element with its states: parameters may be cut into flat ranges of which each rank
     /// updates one.
     Element,
-    /// A whole parameter with its states. Nothing gathers them yet, so parameters that are cut are
-    /// refused.
+    /// A whole parameter with its states. Sharded parameters are refused, because gathering them is
+    /// not implemented.
     Parameter,
 }
 
@@ -54,7 +54,7 @@ pub struct State {
 /// The shape of a state. Another one needs its layout in checkpoints and its bytes in plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateShape {
-    /// The parameter's.
+    /// The shape of the parameter.
     OfParameter,
 }
 
@@ -124,8 +124,7 @@ impl StateFormats {
         master + self.states.iter().map(|format| format.bytes()).sum::<u64>()
     }
 
-    /// Bytes of an element that are in host memory whatever the device: 8-bit floats and
-    /// remainders.
+    /// Bytes of an element that are in host memory with any device: 8-bit floats and remainders.
     pub fn host_bytes_per_element(&self, has_master: bool) -> u64 {
         let master = if has_master && self.master == MasterFormat::Remainders { self.master.bytes() } else { 0 };
         let codes = self.states.iter().filter(|format| **format == Format::Float8);
@@ -143,7 +142,7 @@ impl StateFormats {
         self.are_scaled().into_iter().filter(|is_scaled| *is_scaled).count()
     }
 
-    /// Number of scales of states that are in host memory whatever the device.
+    /// Number of scales of states that are in host memory with any device.
     pub fn num_host_scales(&self) -> usize {
         self.states.iter().filter(|format| **format == Format::Float8).count()
     }
@@ -157,7 +156,7 @@ impl StateFormats {
 }
 
 impl Algorithm {
-    /// The same with states that are kept in these formats.
+    /// The algorithm with states that are kept in these formats.
     ///
     /// # Panics
     /// If the rule does not keep formats, or there is not one for each state.
@@ -188,8 +187,8 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
 
-    /// Updates of many parameters at a time, where the rule makes such; without them each is made
-    /// by itself.
+    /// Batched updates of many parameters, if the rule supports them. Otherwise each parameter is
+    /// updated separately.
     fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
         None
     }
@@ -217,13 +216,13 @@ pub trait UpdateBatch: fmt::Debug + Send + Sync {
         previous: Option<Tensor<1>>,
     ) -> (Values, Option<Tensor<1>>);
 
-    /// Makes the updates that were not made yet.
+    /// Launches the remaining updates.
     fn finish(self: Box<Self>);
 }
 
-/// The maths of a rule whose states may be kept in less than 32 bits. Of tensors with a scale, that
-/// is the largest magnitude over the largest number of the format: of the whole parameter, whatever
-/// ranks have parts of it, so magnitudes come first, ranks agree on them, and the update follows.
+/// The maths of a rule whose states may be kept in less than 32 bits. The scale of a tensor is its
+/// largest magnitude divided by the largest number of the format. It belongs to the whole
+/// parameter, so ranks first compute magnitudes and agree on them, and then update.
 pub trait ReducedUpdate {
     /// The largest magnitudes that the float32 parameter and each state would have after a step
     /// that is not made.

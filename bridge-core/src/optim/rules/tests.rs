@@ -94,7 +94,7 @@ fn epsilon_is_that_of_the_group() {
             UpdateStep { learning_rate: 1.0, weight_decay: 0.0, eps_mult, number: 1, gradient_scale: 1.0, shape: &[1] };
         let values = Values { parameter: tensor(2.0), states: vec![tensor(0.0), tensor(0.0)] };
         let parameter = algorithm.update.update(values, tensor(1.0), &step).parameter;
-        // The first step goes by `g / (|g| + epsilon)`.
+        // The first step has the length `g / (|g| + epsilon)`.
         let moved = 2.0 - parameter.into_scalar::<f32>();
         assert!((moved - expected).abs() < 1e-6, "{eps_mult}: {moved}");
     }
@@ -169,8 +169,8 @@ impl UpdateBatch for CountedBatch {
     }
 }
 
-/// Each parameter of a step is in its batch once, and batches end with their steps. Values, masters
-/// and states are those of float64 elsewhere; here those of the parameters one by one.
+/// Each parameter of a step is in its batch once, and batches end with their steps. Other tests
+/// compare values, masters and states with float64; this one compares them with single updates.
 #[test]
 fn a_step_makes_the_updates_of_one_batch() {
     for dtype in [FloatDType::F32, FloatDType::BF16] {

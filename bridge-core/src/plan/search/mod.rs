@@ -3,13 +3,13 @@
 //! 1. Every tensor-, context- and expert-parallel size with every kind of recompute and sharding is
 //!    planned on one pipeline stage.
 //! 2. From that follow estimates of time and memory for all pipelines, chunks and micro-batches:
-//!    layers divide over stages, the bubble has a formula. What needs more memory by far is left
-//!    out; the rest is put in order of the estimate.
+//!    layers divide over stages, the bubble has a formula. Layouts that need far more memory are
+//!    dropped; the rest is sorted by the estimated time.
 //! 3. In this order layouts are planned in full, until enough fit and those to come are estimated
 //!    slower. Of layouts with the same parallel sizes the fastest is kept.
 //!
-//! If no layout fits, the search says why: which sizes divide nothing, what a run refuses, how much
-//! memory the smallest layout needs.
+//! If no layout fits, the search reports why: sizes that do not divide the model, layouts that a
+//! run refuses, and the memory of the smallest layout.
 
 mod sizes;
 

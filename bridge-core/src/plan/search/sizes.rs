@@ -1,5 +1,4 @@
-//! The sizes that a search varies: which there are for a model and a world, and what they are as
-//! settings.
+//! The sizes that a search varies: candidates for a model and a world, and their settings.
 
 use std::fmt;
 
@@ -42,7 +41,7 @@ pub enum Divided {
     All,
 }
 
-/// Parallel sizes, and what goes with them.
+/// Parallel sizes with recompute and sharding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Sizes {
     /// Tensor parallel, with sequence parallelism.
@@ -133,7 +132,7 @@ impl Sizes {
         model.account_for_embedding_in_pipeline_split = ends == 2;
         model.account_for_loss_in_pipeline_split = ends >= 1;
         recompute(model, self.recomputed, has_experts);
-        // Layouts are compared by what devices hold.
+        // Layouts are compared by device memory.
         (model.cpu_offloading, model.cpu_offloading_num_layers) = (false, 0);
         (model.fine_grained_activation_offloading, model.offload_modules) = (false, Vec::new());
         raw.train.micro_batch_size = Some(self.micro_batch);
@@ -196,7 +195,7 @@ fn powers_of_two(most: usize) -> impl Iterator<Item = usize> + Clone {
 }
 
 impl fmt::Display for Sizes {
-    /// As `bridge plan --layout` takes it, but for what is recomputed and divided.
+    /// Syntax of `bridge plan --layout`, without recompute and sharding.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tp={}", self.tensor)?;
         let sizes = [("cp", self.context), ("pp", self.pipeline), ("vp", self.chunks), ("ep", self.expert)];

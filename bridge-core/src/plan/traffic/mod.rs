@@ -17,10 +17,9 @@
 //! | experts, all-gather | tokens, choices and weights to all; sums back | reduce-scatters, and an all-gather |
 //!
 //! After the micro-batches: gradients over replicas, bucket by bucket; of parameters that
-//! tensor-parallel ranks share, and of an embedding tied over two stages, in float32, what the rank
-//! keeps after that (its part, where optimizer state is sharded); token counts, losses, the norm,
-//! and what ranks ask each other: whether data could be read, whether to stop. Recompute repeats
-//! the forward's communication.
+//! tensor-parallel ranks share, and of an embedding tied over two stages, in float32, only the
+//! rank's part if optimizer state is sharded; token counts, losses, the norm, and agreements on
+//! data errors and stop requests. Recompute repeats the forward's communication.
 //!
 //! A step that evaluates, saves, or logs norms of parameters does more.
 
@@ -140,7 +139,7 @@ impl Tally<'_, '_> {
     fn pipeline(&mut self, stage: usize, microbatches: u64) {
         let (setup, shape) = (self.setup, self.setup.shape);
         let num_places = shape.num_virtual_stages();
-        // Bytes of what the first segment behind a place reads.
+        // Bytes of the input of the first segment at or after a place.
         let message = |place: usize| {
             let chunks =
                 (place..num_places).map(|place| &setup.stages[place % shape.num_stages][place / shape.num_stages]);

@@ -1,5 +1,5 @@
-//! Communication after the micro-batches: gradients and parameters over replicas, gradients of what
-//! ranks share, figures.
+//! Communication after the micro-batches: gradients and parameters over replicas, gradients of
+//! shared parameters, figures.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Range;
@@ -16,8 +16,8 @@ use crate::plan::segments::chunk_regions;
 use crate::plan::setup::{Chunk, Setup};
 
 impl Setup<'_> {
-    /// The ranks over which gradients of a kind are reduced, and where optimizer state is sharded
-    /// in several instances, the ranks with the same shard in the others.
+    /// The group over which gradients of a kind are reduced. If optimizer state has several
+    /// instances, also the group of ranks with the same shard in other instances.
     fn replica_groups(&self, replicas: ReplicaGroup) -> (GroupKind, Option<GroupKind>) {
         match (replicas, self.instances() > 1) {
             (ReplicaGroup::Dense, false) => (GroupKind::DataContext, None),
@@ -32,7 +32,7 @@ impl Setup<'_> {
     }
 }
 
-/// The buckets in which gradients and parameters of a chunk travel.
+/// The buckets in which gradients and parameters of a chunk are communicated.
 fn buckets_of_chunk(setup: &Setup<'_>, chunk: &Chunk) -> Vec<BucketSize> {
     let replicas = setup.replicas();
     let parameters = chunk.declarations.parameters().iter();
@@ -82,7 +82,7 @@ fn gathers(setup: &Setup<'_>, chunk: &Chunk, buckets: &[BucketSize]) -> Vec<u64>
     gathered
 }
 
-/// Bytes of the buffers in which the largest bucket of a stage travels: its gradients, and twice a
+/// Bytes of the communication buffers of the largest bucket of a stage: its gradients, and twice a
 /// rank's part of them as it is added up.
 pub(in crate::plan) fn largest_bucket(setup: &Setup<'_>, stage: usize) -> u64 {
     let bytes = |bucket: BucketSize| {
@@ -104,7 +104,7 @@ impl Tally<'_, '_> {
             let gathers = match setup.sharding() {
                 Sharding::None => vec![0; buckets.len()],
                 Sharding::Optimizer | Sharding::Gradients => vec![1; buckets.len()],
-                // What is sharded is there only for as long as a micro-batch needs it.
+                // Sharded parameters are released after each use in a micro-batch.
                 Sharding::Full => {
                     let of_microbatch = gathers(setup, chunk, &buckets).into_iter();
                     of_microbatch.map(|times| times * microbatches).collect()
@@ -154,7 +154,7 @@ impl Tally<'_, '_> {
         self.add(way, gathers, bytes);
     }
 
-    /// Gradients of what ranks that share a model hold copies of.
+    /// Gradients of parameters of which several ranks of a model replica hold copies.
     pub(super) fn shared_gradients(&mut self, stage: usize) {
         let setup = self.setup;
         let shards = |kind| if setup.sharding().divides_state() { setup.shards().count_for(kind) } else { 1 };
@@ -176,7 +176,7 @@ impl Tally<'_, '_> {
             let way = Way(TrafficKind::SharedGradients, TrafficGroup::RowCopies, Operation::AllReduce);
             self.add(way, 1, part * FLOAT32);
         }
-        // The first and the last stage hold what is tied, and reduce its gradient together.
+        // The first and the last stage hold the tied embedding, and reduce its gradient together.
         let last = setup.layout.pipeline - 1;
         let other_end = if stage == 0 { last } else { 0 };
         let names: HashSet<&str> = setup.parameters(other_end).map(|p| p.name.as_str()).collect();

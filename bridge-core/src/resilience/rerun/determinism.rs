@@ -1,5 +1,5 @@
-//! Distance of the results of repeated passes from those of the first. Figures only; nothing is
-//! judged.
+//! Distance of the results of repeated passes from those of the first. Figures only, without
+//! judgement.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::state::Call;
 pub(super) struct Differences {
     /// Results of the first pass of this step.
     expected: BTreeMap<Call, f64>,
-    /// Results compared, and the differences that are not zero, by what was checked.
+    /// Number of compared results and nonzero differences, by check.
     found: BTreeMap<String, (u64, Vec<f64>)>,
 }
 
@@ -113,7 +113,7 @@ mod tests {
         }
         differences.expect(call("b", 1), 2.0);
         differences.compare(&call("b", 1), 2.0);
-        // What the first pass did not have is not compared.
+        // Results that the first pass did not have are not compared.
         differences.compare(&call("c", 1), 2.0);
         let texts: Vec<String> = differences.take().iter().map(|found| format!("{}: {found}", found.message)).collect();
         assert_eq!(

@@ -55,7 +55,7 @@ pub enum FindingKind {
     SameDevice,
 }
 
-/// Something a validation has to say; its `Display` is the log line.
+/// Finding of a validation; its `Display` is the log line.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finding {
     /// The conclusion.
@@ -69,10 +69,10 @@ pub struct Finding {
 /// Cause of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultCause {
-    /// The computation, or what it was given.
+    /// A fault of the computation or of its inputs.
     Found,
-    /// It was injected. The device that the step is repeated on after a restart is then taken to be
-    /// another one, so that all verdicts can be seen on one machine.
+    /// An injected fault. The device after a restart then counts as another device, so that all
+    /// verdicts can be tested on one machine.
     Injected,
 }
 

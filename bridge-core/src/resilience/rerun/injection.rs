@@ -1,5 +1,4 @@
-//! Faults put in on purpose, to see the state machine at work. Nothing here runs unless a rate is
-//! set.
+//! Fault injection to test the state machine. Active only if a rate is set.
 
 use serde::{Deserialize, Serialize};
 
@@ -55,7 +54,7 @@ impl Injector {
         hit
     }
 
-    /// The pending fault, if `call` is what it hit.
+    /// The pending fault, if it was injected into `call`.
     fn fault_of(&self, call: &Call) -> Option<&Fault> {
         self.pending.as_ref().filter(|fault| fault.call == *call)
     }

@@ -1,4 +1,4 @@
-//! The state machine itself: which pass comes next, what a result means, whether to exit.
+//! The state machine: choice of the next pass, judgement of results, decision to exit.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -24,9 +24,9 @@ pub struct RerunConfig {
 /// Severity of a rejected result that reruns have not explained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// It ends the run.
+    /// The error ends the run.
     Fatal,
-    /// It is reported, and training goes on.
+    /// The error is reported, and training goes on.
     NonFatal,
 }
 
@@ -126,7 +126,7 @@ impl RerunStateMachine {
     /// continuing.
     ///
     /// # Errors
-    /// Whatever `any` reports.
+    /// Errors of `any`.
     pub fn next_pass<E>(&mut self, any: &mut dyn FnMut(bool) -> Result<bool, E>) -> Result<NextPass, E> {
         match self.state {
             RerunState::NotRunningYet => {
@@ -204,9 +204,9 @@ impl RerunStateMachine {
         }
     }
 
-    /// Looks at one result of the pass in progress.
+    /// Validates one result of the pass in progress.
     ///
-    /// Returns what there is to log, if anything.
+    /// Returns a finding for the log, if any.
     ///
     /// # Errors
     /// A rejected result of a fatal check, when steps are not repeated because of it.
@@ -226,13 +226,13 @@ impl RerunStateMachine {
                     return self.heed(&validation);
                 }
                 self.differences.compare(&call, validation.result);
-                // What the first pass has told is not told again.
+                // The first pass has reported the finding already.
                 self.heed(&validation).map(|_told| None)
             }
         }
     }
 
-    /// Tells or fails, without a rerun.
+    /// Reports the result or fails, without a rerun.
     fn heed(&self, validation: &Validation<'_>) -> Result<Option<Finding>, UnexpectedResult> {
         let result = || self.unexpected(validation);
         match (validation.rejected, validation.severity) {
@@ -332,7 +332,7 @@ impl RerunStateMachine {
         self.injector.continue_at(draws);
     }
 
-    /// Takes over what a checkpoint holds. With reruns disabled it is dropped: the step simply
+    /// Restores the state of a checkpoint. With reruns disabled it is dropped: the step simply
     /// runs.
     ///
     /// # Errors

@@ -10,8 +10,8 @@
 //! match machine.exit_decision() { .. }                        // go on, or save and exit with 16 or 17
 //! ```
 //!
-//! With [`RerunMode::ReportDeterminismStats`](crate::config::RerunMode::ReportDeterminismStats) every step runs twice, and how far its results are
-//! apart is counted instead.
+//! With [`RerunMode::ReportDeterminismStats`](crate::config::RerunMode::ReportDeterminismStats)
+//! every step runs twice, and the differences of its results are reported instead.
 
 mod determinism;
 mod finding;
@@ -27,7 +27,8 @@ pub use injection::ErrorInjection;
 pub use machine::{RerunConfig, RerunStateMachine, Severity, Validation};
 pub use state::{ExitDecision, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
 
-/// Exit code that asks the launcher to resume, elsewhere if possible, to find out what was wrong.
+/// Exit code that asks the launcher to resume, on another device if possible, to diagnose the
+/// fault.
 pub const EXIT_CODE_RESUME_TO_DISAMBIGUATE: i32 = 16;
 
 /// Exit code that says a result failed validation.

@@ -1,4 +1,4 @@
-//! The vocabulary of the state machine: states, instructions to the loop, what a checkpoint holds.
+//! Types of the state machine: states, instructions to the loop, state in checkpoints.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ pub enum RerunState {
 pub enum NextPass {
     /// Run forward and backward, perhaps again, on the same data with the same random numbers.
     Run,
-    /// Go on with what the last pass computed.
+    /// Continue with the results of the last pass.
     Done,
     /// End the process as [`ExitDecision`] says: another one repeats the step.
     Exit,
@@ -59,7 +59,7 @@ impl ExitDecision {
     }
 }
 
-/// One validation within a pass: what was checked, and how often before in this pass.
+/// One validation within a pass: the check, and the number of its earlier calls in this pass.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(super) struct Call {
     pub(super) message: String,

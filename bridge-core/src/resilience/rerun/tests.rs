@@ -208,7 +208,7 @@ fn disabling_reruns_drops_a_pending_one() {
     assert_eq!(machine.load_checkpoint(other), Err(RerunCheckpointError { found: RerunState::InitialRun }));
 }
 
-/// The next pass, where others vote as given.
+/// The next pass, with the given votes of other ranks.
 fn with_others(machine: &mut RerunStateMachine, votes: &[bool]) -> Result<NextPass, &'static str> {
     let mut votes = votes.iter();
     machine.next_pass(&mut |vote| votes.next().map(|other| *other || vote).ok_or("no more votes"))

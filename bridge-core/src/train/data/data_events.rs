@@ -9,7 +9,7 @@ use crate::logging::ProgressSink;
 use crate::logging::terminal::complain;
 use crate::train::data::input_fingerprints::Examples;
 
-/// Prints what happens while datasets are built, and counts how often they are read.
+/// Prints events of building datasets, and counts passes over them.
 pub(in crate::train) struct Narrator {
     pub progress: Arc<dyn ProgressSink>,
     pub told: Arc<Mutex<Told>>,

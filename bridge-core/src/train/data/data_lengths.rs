@@ -15,7 +15,7 @@ use crate::train::settings;
 /// `start`.
 ///
 /// # Errors
-/// An error that names the setting, what is needed and what there is.
+/// An error that names the setting, the needed and the available amount of data.
 pub(in crate::train) fn check_lengths(
     config: &RunConfig,
     data: &RunData,

@@ -9,7 +9,7 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// Why the data of a run cannot be read.
 #[derive(thiserror::Error)]
 pub enum InputError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// A dataset cannot be read or prepared.

@@ -51,7 +51,7 @@ fn gpt_params(context: &DatasetFactoryContext) -> Result<GptDatasetParams, DataE
     match section.kind.as_str() {
         "fim" => params.change = Some(SampleChange::Fim(fim_params(context)?)),
         "t5" | "mock_t5" => {
-            // A sample is what is masked in it, and nothing follows.
+            // Labels are the masked spans of the sample itself, so no extra token is needed.
             params.sample.add_extra_token_to_sequence = false;
             params.change = Some(SampleChange::Spans(span_params(context)?));
         }

@@ -124,10 +124,10 @@ impl InputFingerprints {
         said
     }
 
-    /// The first line of the chat template that is another.
+    /// First line in which the chat templates differ.
     fn changed_lines(&self, before: &Self, base: Resumed<'_>, own: Option<&dyn Tokenizer>) -> Option<String> {
         let (then, now) = (template_of(base.tokenizer?)?, template_of(own?)?);
-        // What the checkpoint has beside it may be the template of another folder.
+        // The template beside the checkpoint may belong to another folder.
         if Some(digest(&then)) != before.chat_template {
             return None;
         }

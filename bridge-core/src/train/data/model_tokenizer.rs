@@ -35,7 +35,7 @@ pub(in crate::train) fn key_of_tokenizer(config: &RunConfig) -> &'static str {
     }
 }
 
-/// A tokenizer of whatever type as what its files say, if it has files.
+/// Reloads a tokenizer of any type from the files that it saves, if they include `tokenizer.json`.
 pub(in crate::train) fn loaded_again(tokenizer: &dyn Tokenizer) -> Result<Option<HuggingFaceTokenizer>, InputError> {
     let folder = tempfile::tempdir().map_err(|error| CommonError::log("tokenizer files", error))?;
     tokenizer.save_assets(folder.path())?;

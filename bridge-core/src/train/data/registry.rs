@@ -21,8 +21,8 @@ use crate::train::data::sft_data::sft_provider;
 
 /// The kinds of model and of dataset that recipes may choose. A value, not a global.
 ///
-/// `bridge_models::registry()` has the built-in ones. What is registered here is known both to
-/// whoever reads recipes (by [`Registry::kinds`]) and to the runs that are given it.
+/// `bridge_models::registry()` has the built-in ones. Registered kinds are known both to readers of
+/// recipes (by [`Registry::kinds`]) and to runs with this registry.
 #[derive(Clone, Debug)]
 pub struct Registry {
     /// Kinds of model.
@@ -85,7 +85,7 @@ fn find_recipe(places: &Places, formats: &[WeightFormat]) -> FoundRecipe {
 /// The recipe of the newest checkpoint of a folder whose files are all there, or of the one of a
 /// step.
 fn recipe_in(folder: &Path, step: Option<u64>) -> Result<Option<SavedRecipe>, CheckpointError> {
-    // The run verifies what it loads.
+    // The run verifies the checkpoint when it loads it.
     let request = LoadRequest { ckpt_step: step, on_damaged: OnDamaged::Fallback, verification: Verification::Sizes };
     let Resolution::Found(found) = CheckpointStore::open(folder)?.resolve(&request)? else { return Ok(None) };
     let checkpoint = &found.checkpoint;
@@ -116,9 +116,9 @@ pub struct DatasetFactoryContext<'a> {
     pub tokenizer: Option<Arc<dyn Tokenizer>>,
     /// Prefix of the `.bin`/`.idx` pair made from `dataset.source`.
     pub text_prefix: Option<PathBuf>,
-    /// Folder of the examples made from `dataset.source`, where its format says so.
+    /// Folder of the examples made from `dataset.source`, if its format makes examples.
     pub examples: Option<PathBuf>,
-    /// Tokens of the sequences of a decoder behind an encoder.
+    /// Tokens of the sequences of a decoder that has an encoder.
     pub target_length: usize,
     /// The token that such a decoder begins with.
     pub start_token: i64,

@@ -382,8 +382,8 @@ fn whole_batches(consumed: u64, total: usize, config: &RunConfig, place: DataPar
     if epoch == 0 { 0 } else { consumed - consumed % epoch % unit as u64 }
 }
 
-/// The splits, what they were built by, and what that was told: the tokenizer of the recipe or of
-/// the data among it.
+/// The splits, the provider that built them, and the context that it was given, with the tokenizer
+/// of the recipe or of the data.
 struct Built {
     datasets: Datasets,
     provider: Box<dyn DatasetProvider>,
@@ -420,7 +420,7 @@ fn build_splits(
     Ok(Built { datasets: provider.build(&context)?, provider, context })
 }
 
-/// By what the number of tokens of a sequence is divisible, so that ranks can share it.
+/// Divisor of the number of tokens of a sequence, so that ranks can shard the sequence.
 fn sequence_parts(config: &RunConfig) -> usize {
     let context = if config.parallel.context > 1 { 2 * config.parallel.context } else { 1 };
     if config.model.sequence_parallel { context * config.parallel.tensor } else { context }
@@ -512,9 +512,9 @@ fn loader(config: &RunConfig, dataset: Arc<dyn Dataset>, mut params: SamplerPara
     let workers = LoaderParams { num_workers: config.dataset.num_workers, ..LoaderParams::default() };
     let mut replayed = 0;
     if dataset.fetch_order() == FetchOrder::Matters {
-        // Samples depend on those fetched before: go through them again from the start, so that a
-        // resumed run, or a repeated step, draws what an uninterrupted one would have drawn, and
-        // each evaluation of a whole split the same.
+        // Samples depend on earlier fetches, so replay them from the start. Then a resumed run or a
+        // repeated step draws the samples of an uninterrupted one, and all evaluations of a whole
+        // split draw the same samples.
         dataset.restart();
         replayed = params.consumed_samples / (params.micro_batch_size * params.data_parallel.size) as u64;
         params.consumed_samples = 0;

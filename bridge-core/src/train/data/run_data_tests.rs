@@ -1,5 +1,4 @@
-//! Loaders of data that depends on the order in which it is fetched: what is opened again gives the
-//! same.
+//! Loaders of data that depends on the order of fetches: a reopened loader yields the same data.
 
 use bridge_data::Sample;
 

@@ -96,7 +96,7 @@ pub(in crate::train) fn prepare_text(
     Ok(PreparedText { tokenizer, prefix, examples: None, _locks: locks })
 }
 
-/// Loads what [`prepare_text`] has made on another rank that sees the same files.
+/// Loads the result of [`prepare_text`] on another rank that sees the same files.
 pub(in crate::train) fn prepared_text(
     config: &RunConfig,
     base: Option<&Arc<HuggingFaceTokenizer>>,
@@ -230,8 +230,8 @@ fn trained_tokenizer(
     Ok((trained.tokenizer, lock))
 }
 
-/// The text with its documents cut into pieces: as the recipe says, or if a split that is read
-/// would have none of the files.
+/// The text with its documents cut into pieces: if the recipe sets it, or if otherwise a split that
+/// is read would get no file.
 fn in_pieces(config: &RunConfig, source: TextSource) -> TextSource {
     /// Number of pieces that the text is cut into, so that splits come near to their shares.
     const PIECES: u64 = 1000;
@@ -289,7 +289,7 @@ impl<'a> Bar<'a> {
         Self::with(title, progress, &|| false)
     }
 
-    /// The same for work that may be stopped.
+    /// A bar called `title`, of work that may be stopped.
     fn until(title: &'static str, watch: &TextWatch<'a>) -> Self {
         Self::with(title, watch.progress, watch.cancelled)
     }

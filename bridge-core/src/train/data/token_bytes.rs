@@ -6,7 +6,7 @@ use bridge_data::tokenizer::Tokenizer;
 /// Bytes of text of each token id.
 #[derive(Clone, Debug)]
 pub struct TokenBytes {
-    /// `None` where the tokenizer does not say what an id stands for.
+    /// `None` if the tokenizer does not know the bytes of an id.
     lengths: Vec<Option<u32>>,
 }
 
@@ -17,8 +17,8 @@ impl TokenBytes {
         Self { lengths: (0..tokenizer.vocab_size()).map(length).collect() }
     }
 
-    /// Bytes that the counted labels of a micro-batch stand for; `None` if one of them stands for
-    /// nothing that is known.
+    /// Bytes that the counted labels of a micro-batch stand for; `None` if the bytes of one of them
+    /// are unknown.
     pub fn of_labels(&self, micro_batch: &MicroBatch) -> Option<u64> {
         let counted = micro_batch.labels.iter().zip(&micro_batch.loss_mask).filter(|(_, mask)| **mask > 0.0);
         counted.map(|(label, _)| self.lengths.get(usize::try_from(*label).ok()?).copied()?.map(u64::from)).sum()
@@ -47,7 +47,7 @@ mod tests {
         let mut mask = vec![0.0; ids.len()];
         mask[0] = 1.0;
         assert_eq!(bytes.of_labels(&micro_batch(&ids, &mask)), Some(first));
-        // What ends a document is no text.
+        // The end-of-document token has no text.
         assert_eq!(bytes.of_labels(&micro_batch(&[tokenizer.eod().unwrap()], &[1.0])), Some(0));
     }
 

@@ -1,4 +1,4 @@
-//! The tokenizers that are files: which file each type reads, and what the settings change of it.
+//! Tokenizers from files: the file that each type reads, and the effect of settings.
 
 use std::path::{Path, PathBuf};
 
@@ -150,7 +150,7 @@ const FORCED_SYSTEM: &str = "{%- set messages = [{'role': 'system', 'content': '
 
 /// Formats of `SFTTokenizer`, with the assistant's words marked.
 pub(in crate::train) const PROMPT_FORMATS: [(&str, Option<&str>); 4] = [
-    // That of the tokenizer.
+    // The tokenizer's own template.
     ("default", None),
     (
         "identity",

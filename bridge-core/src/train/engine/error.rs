@@ -10,7 +10,7 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// Why a model cannot be built for its ranks, or a forward or backward pass fails.
 #[derive(thiserror::Error)]
 pub enum EngineError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// A pass over micro-batches fails.

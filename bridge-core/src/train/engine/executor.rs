@@ -131,7 +131,7 @@ impl Executor {
         }
     }
 
-    /// Moves what segments keep from forward to backward to the host.
+    /// Offloads tensors that segments keep for backward to the host.
     #[must_use]
     pub fn offloading(self, offload: Option<SegmentOffload>) -> Self {
         Self { offload, ..self }
@@ -150,8 +150,8 @@ impl Executor {
         Self { keeps_last_graph: false, ..self }
     }
 
-    /// The output of a chunk, region by region, without gradients or dropout. `input` is what the
-    /// stage before sent, without tensors where the model begins.
+    /// The output of a chunk, region by region, without gradients or dropout. `input` is received
+    /// from the previous stage; it has no tensors at the beginning of the model.
     ///
     /// # Errors
     /// Errors of `hooks`, and other tensors than the model declares.
@@ -174,10 +174,10 @@ impl Executor {
         Ok(SegmentOutput::Boundary(input))
     }
 
-    /// The forward pass of a chunk that is trained. `input` is what the stage before sent, without
-    /// a graph, and without tensors where the model begins.
+    /// The forward pass of a chunk that is trained. `input` is received from the previous stage,
+    /// without a graph; it has no tensors at the beginning of the model.
     ///
-    /// Returns what backward needs and the chunk's output, without its graph.
+    /// Returns the state for backward and the chunk's output, without its graph.
     ///
     /// # Errors
     /// Errors of `hooks`, and other tensors than the model declares.
@@ -279,8 +279,8 @@ impl Executor {
         Ok(checked(chunk, 0, gradients, context.batch)?)
     }
 
-    /// Looks at the gradients of the boundary before a segment, in steps whose tensors are looked
-    /// at.
+    /// Inspects the gradients of the boundary before a segment, in steps whose tensors are
+    /// inspected.
     fn look_at_gradients(&self, chunk: &dyn ModelChunk, segment: usize, gradients: &Boundary) {
         if self.observers.inspect_gradients()
             && let Some(gradient) = gradients.get(HIDDEN_STATES)
@@ -318,9 +318,9 @@ fn without_autodiff(output: &SegmentOutput) -> SegmentOutput {
     }
 }
 
-/// Backward of one region from the gradients of its output. Returns those of its input: of a tensor
-/// that the region passes on, the gradient behind it and that of what read it in the region; none
-/// of a tensor that nothing reads.
+/// Backward of one region from the gradients of its output. Returns the gradients of its input. The
+/// gradient of a tensor that the region passes on is the sum of the gradient after the region and
+/// the gradient of its uses inside the region. A tensor without uses has no gradient.
 fn region_backward(
     chunk: &dyn ModelChunk,
     input: Boundary,
@@ -335,7 +335,7 @@ fn region_backward(
         }
         SegmentOutput::Boundary(boundary) => seed(&boundary, &mut output_gradients),
     };
-    // Where all is frozen there is nothing to differentiate.
+    // If all parameters are frozen there is nothing to differentiate.
     let mut gradients = objective.filter(Tensor::is_tracked).map(|objective| objective.backward());
     if let Some(gradients) = &mut gradients {
         chunk.take_gradients(gradients, &mut |name, gradient| hooks.gradient(name, gradient));
@@ -361,6 +361,6 @@ fn seed(boundary: &Boundary, gradients: &mut Boundary) -> Option<Tensor<1>> {
         let gradient = gradients.remove(name)?;
         Some((tensor.clone() * gradient.autodiff()).sum())
     };
-    // Tensors may have different dtypes; what the sum is matters to no gradient.
+    // Tensors may have different dtypes. The value of the sum affects no gradient.
     boundary.made().filter_map(term).reduce(|a, b| a.cast(FloatDType::F32) + b.cast(FloatDType::F32))
 }

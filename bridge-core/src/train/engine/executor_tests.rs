@@ -32,7 +32,7 @@ fn gradients(
         sums.insert(name.to_owned(), sum);
     };
     let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
-    // Where everything is cut, also with the last region recomputed.
+    // Cuts between all segments, also with the last region recomputed.
     let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
     let executor = if cuts == Cuts::EachLayerRecomputed { executor.with_last_recomputed() } else { executor };
     let loss = forward_backward(&executor, chunk.as_mut(), &context, &mut hooks);
@@ -137,7 +137,7 @@ fn other_tensors_than_declared_are_an_error_that_lists_both() {
         "before segment 1 of a model chunk: expected `hidden_states` [1, 2, 3] F32 as the model declares, found `hidden_states` [1, 3, 2] \
          F32, `memory` [1, 3, 2] F32"
     );
-    // A stage that gets what another one sends.
+    // A stage whose input comes from another stage.
     let mut chunk = two_stacks(4..7);
     let executor = Executor::new(chunk.as_ref(), &Recompute::Off);
     let sent = Boundary::hidden_states(Tensor::zeros([2, 8, 7], &Device::flex()));

@@ -47,8 +47,8 @@ pub trait ForwardStep: Send {
     /// instead of the model's loss. It is requested before each pass of a micro-batch, on all
     /// ranks, in training and in evaluation. The default is `None`.
     ///
-    /// It is reported by its own name ([`CustomLoss::name`]), with what it records, beside what
-    /// [`report`](Self::report) adds.
+    /// The loss is reported by its own name ([`CustomLoss::name`]), with its recorded figures, in
+    /// addition to those of [`report`](Self::report).
     fn custom_loss(&mut self, _state: &GlobalState, _batch: &Batch) -> Option<Arc<dyn CustomLoss>> {
         None
     }
@@ -111,7 +111,7 @@ pub(in crate::train) fn objective_of(custom_losses: &[Option<CustomLossCall>]) -
     custom_losses.iter().flatten().map(CustomLossCall::name).next().unwrap_or(LM_LOSS)
 }
 
-/// Adds what a loss has recorded of a micro-batch.
+/// Adds the figures that a loss has recorded for a micro-batch.
 pub(in crate::train) fn add_recorded(losses: &mut Losses, custom_loss: &CustomLossCall) {
     for (name, numerator, denominator) in custom_loss.recorded() {
         *losses.entry(name.to_owned()).or_default() += Ratio { numerator, denominator };

@@ -1,4 +1,4 @@
-//! Moves what segments keep for backward to the host, as a plan says.
+//! Offloads tensors that segments keep for backward to the host.
 
 use bridge_kernels::offload::{Devices, Module, Moved, Moves, Offloader};
 
@@ -44,7 +44,7 @@ impl SegmentOffload {
         self.offloader.moved()
     }
 
-    /// Waits until what was queued so far is on the host.
+    /// Waits until all tensors queued so far are on the host.
     pub fn settle(&self) {
         self.offloader.settle();
     }

@@ -1,7 +1,7 @@
 //! Spans of the segments of a chunk, in steps that are traced, and statistics of the residual
-//! stream between them, in steps whose tensors are looked at; otherwise segments run as they are.
-//! Graphs are not cut for it: backward says where it is, by operations that hand gradients on as
-//! they are, so that no number changes.
+//! stream between them, in steps whose tensors are inspected; otherwise segments run unchanged.
+//! Graphs are not cut for the spans: identity operations mark positions in backward, so no value
+//! changes.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -34,7 +34,7 @@ pub(in crate::train) struct Observers {
 }
 
 impl Observers {
-    /// Nobody.
+    /// No observers.
     pub fn none() -> Self {
         Self { timers: Arc::new(Timers::new(None)), inspector: Arc::default(), gradients: Arc::default() }
     }
@@ -86,8 +86,7 @@ pub(in crate::train) struct Work<'a> {
     pub offload: Option<&'a SegmentOffload>,
 }
 
-/// Runs segments as [`run_segments`], each with a span, and in a scope in which what it keeps is
-/// moved.
+/// [`run_segments`] with a span for each segment, and in a scope that offloads the kept tensors.
 pub(in crate::train) fn forward(
     observers: &Observers,
     run: Run,
@@ -170,8 +169,8 @@ pub(in crate::train) fn backward<T>(
     result
 }
 
-/// The tensor, in whose backward is noted that it has come to the output of `segment`, and what its
-/// gradient is.
+/// The tensor with a hook whose backward records the arrival at the output of `segment`, and the
+/// gradient.
 fn marked(
     name: &'static str,
     tensor: Tensor<3>,

@@ -17,8 +17,9 @@ pub(in crate::train) struct StreamPart {
     pub values: Vec<f32>,
 }
 
-/// The gradients of a step with respect to what segments read, by the segment's name, a part for
-/// each micro-batch in order. Otherwise each costs the look whether they are kept.
+/// Gradients of a step with respect to the inputs of segments, by the segment's name, with one part
+/// for each micro-batch in order. In steps that do not keep gradients, a call costs one atomic
+/// load.
 #[derive(Debug, Default)]
 pub(in crate::train) struct StreamGradients {
     is_on: AtomicBool,
@@ -26,7 +27,7 @@ pub(in crate::train) struct StreamGradients {
 }
 
 impl StreamGradients {
-    /// Keeps gradients from now on, or does not.
+    /// Starts or stops keeping gradients, and drops the kept ones.
     pub fn begin(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
         self.kept().clear();
@@ -37,8 +38,8 @@ impl StreamGradients {
         self.is_on.load(Ordering::Relaxed)
     }
 
-    /// Keeps the gradient of what a segment reads. Those of a segment come micro-batch by
-    /// micro-batch.
+    /// Keeps the gradient of a segment's input. Gradients of a segment arrive in the order of
+    /// micro-batches.
     pub fn add(&self, segment: impl FnOnce() -> String, gradient: &Tensor<3>) {
         if self.are_on() {
             let part = StreamPart { shape: gradient.dims(), values: numbers(gradient.clone()) };
@@ -46,14 +47,14 @@ impl StreamGradients {
         }
     }
 
-    /// Forgets what was kept: a pass over the micro-batches is made again.
+    /// Drops the kept gradients: the pass over the micro-batches is repeated.
     pub fn restart(&self) {
         if self.are_on() {
             self.kept().clear();
         }
     }
 
-    /// Keeps no more, and gives what was kept.
+    /// Stops keeping gradients, and returns the kept ones.
     pub fn end(&self) -> BTreeMap<String, Vec<StreamPart>> {
         self.is_on.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.kept())

@@ -12,8 +12,8 @@ pub(in crate::train) fn inspect_values(inspector: &Inspector, all: &[Segment], i
     }
 }
 
-/// Inspects the gradient of the loss, times the loss scale, with respect to the hidden states before
-/// segment `index` of a chunk.
+/// Inspects the gradient of the loss, times the loss scale, with respect to the hidden states
+/// before segment `index` of a chunk.
 pub(in crate::train) fn inspect_gradient(inspector: &Inspector, all: &[Segment], index: usize, gradient: &Tensor<3>) {
     inspect(inspector, all, index, [TensorKind::OutputGradient, TensorKind::InputGradient], gradient);
 }

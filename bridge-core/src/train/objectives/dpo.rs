@@ -88,7 +88,7 @@ fn rows_of_pairs(micro_batch: &MicroBatch) -> MicroBatch {
         tokens: apart(&micro_batch.tokens, length),
         labels: apart(&micro_batch.labels, length),
         loss_mask: apart(&micro_batch.loss_mask, length),
-        // What is filled up is not seen.
+        // No token attends to padding, so its positions do not matter.
         position_ids: (0..2 * micro_batch.batch_size).flat_map(|_| 0..(length / 2) as i64).collect(),
         document_ids: None,
         batch_size: 2 * micro_batch.batch_size,
@@ -133,7 +133,7 @@ impl CustomLoss for DpoLoss {
         let reference = self.reference.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         assert_eq!(reference.len(), 2 * pairs, "the reference has seen the micro-batch");
         let weights: Vec<f32> = mask.chunks(mask.len() / pairs).map(|pair| f32::from(u8::from(counts(pair)))).collect();
-        // Of each answer how much likelier it has become.
+        // Log-ratio of each answer between the model and the reference.
         let ratios_p2 = (own - Tensor::<1>::from_data(reference.as_slice(), &device)).reshape([pairs, 2]);
         let [chosen, rejected] = [0, 1].map(|answer| ratios_p2.clone().narrow(1, answer, 1).reshape([pairs]));
         self.record(outputs, [&chosen, &rejected], &weights);

@@ -33,7 +33,7 @@ pub fn process_groups(config: &RunConfig, world: Group) -> Result<ProcessGroups,
 
 /// Refuses a world whose ranks were given different recipes.
 fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), RanksError> {
-    // Bits, not a number: a hash has no sign.
+    // The bits are reinterpreted, because a hash has no sign.
     let mine = XxHash3_64::oneshot(config.to_toml().as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
@@ -48,7 +48,7 @@ fn same_recipe(config: &RunConfig, world: &dyn Communicator) -> Result<(), Ranks
     Err(RanksError::RecipesDiffer { rank: world.rank(), others, size: all.len() })
 }
 
-/// Tells all ranks how a piece of work went that each did by itself, so that they fail together.
+/// Exchanges the outcome of work that each rank did on its own, so that all ranks fail together.
 ///
 /// # Errors
 /// This rank's error; [`CommonError::OtherRank`] if only others failed; a communication error.
@@ -105,7 +105,7 @@ fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommErr
     }
 }
 
-/// Runs `work` on rank 0 first, then on the others, which find what it left on disk.
+/// Runs `work` on rank 0 first, then on all other ranks, which find rank 0's files.
 pub(in crate::train) fn first_alone<T, E: Classified + From<CommonError>>(
     groups: &ProcessGroups,
     doing: &str,
@@ -160,7 +160,7 @@ pub(in crate::train) fn on_this_machine(world: &Group, value: u64) -> Result<Vec
 fn machines(world: &Group) -> Result<Vec<i64>, CommError> {
     // Containers share the kernel, and with it the number of its start, but not the name.
     let started = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    // Bits, not a number: a hash has no sign.
+    // The bits are reinterpreted, because a hash has no sign.
     let mine = XxHash3_64::oneshot(format!("{}\n{started}", host_name()).as_bytes()) as i64;
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;

@@ -118,8 +118,8 @@ pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, Dev
     })
 }
 
-/// The number of the CUDA device that a rank has to itself, where each rank of its machine has one;
-/// none of other devices, of devices that ranks share by their number, and of names that
+/// Number of the CUDA device that a rank has to itself, if each rank of its machine has one. `None`
+/// for other devices, for a numbered device that ranks share, and for names that
 /// [`select_device_of_rank`] refuses.
 pub(in crate::train) fn own_cuda_device(name: &str, place: LocalRank) -> Option<usize> {
     let choice = Choice::parse(name).ok().filter(|choice| choice.kind == Kind::Cuda)?;
@@ -213,8 +213,8 @@ impl Choice {
         }
     }
 
-    /// Number of the device that a rank takes; `None` leaves the choice to the backend, where
-    /// nobody else is there.
+    /// Number of the device that a rank takes; `None` leaves the choice to the backend, if the
+    /// machine has no other ranks.
     fn index_of_rank(self, place: LocalRank) -> Option<usize> {
         self.index.or((place.size > 1).then_some(place.rank))
     }
@@ -233,8 +233,8 @@ fn devices(kind: Kind) -> Vec<Device> {
     }
 }
 
-/// Graphics adapters by number: discrete GPUs, integrated ones, virtual ones. What computes in
-/// software counts only where there is no GPU.
+/// Graphics adapters by number: discrete GPUs, integrated ones, virtual ones. Software adapters
+/// count only if there is no GPU.
 #[cfg(any(feature = "wgpu", feature = "vulkan"))]
 fn adapters(found: Vec<Device>, of_kind: impl Fn(DeviceKind) -> Device) -> Vec<Device> {
     let numbered = [DeviceKind::DiscreteGpu, DeviceKind::IntegratedGpu, DeviceKind::VirtualGpu];
@@ -308,7 +308,7 @@ mod tests {
         assert_eq!((own(Some(1), 2, 3), own(Some(1), 0, 1)), (None, Some(1)), "ranks share a device by its number");
         assert!(["flex", "cpu:0", "nothing:0"].iter().all(|name| !is_shared_device(name)));
         assert_eq!(own_cuda_device("flex", LocalRank { rank: 1, size: 3 }), None);
-        // More ranks than any machine has devices: setting the run up says so.
+        // There are more ranks than any machine has devices: setup reports that error.
         assert_eq!(own_cuda_device("cuda", LocalRank { rank: 0, size: 1_000_000 }), None);
     }
 

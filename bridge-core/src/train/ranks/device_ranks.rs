@@ -49,8 +49,8 @@ mod tests {
 
     use super::*;
 
-    /// A device that no machine has: with the feature or without, every rank gets an error that
-    /// says what to do.
+    /// A device that no machine has. With or without the feature, every rank gets an error with a
+    /// remedy.
     #[test]
     fn nccl_that_cannot_start_is_an_error_on_every_rank() {
         let errors = run_ranks(2, Duration::from_secs(120), |world| {

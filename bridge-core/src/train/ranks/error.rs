@@ -7,7 +7,7 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// Why the ranks of a run could not be connected.
 #[derive(thiserror::Error)]
 pub enum RanksError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// NCCL is not available to ranks on CUDA devices.

@@ -51,10 +51,10 @@ pub fn in_own_pool<T: Send>(threads: Option<usize>, work: impl FnOnce() -> T + S
     Ok(pool.install(work))
 }
 
-/// Pauses of a thread that found nothing to do, before it looks again: one to two microseconds.
+/// Spin-loop pauses of an idle thread between two polls: one to two microseconds.
 const PAUSES: usize = 50;
-/// Looks without success after which a thread lets others run between its looks: where threads
-/// outnumber the CPU's cores.
+/// Unsuccessful polls after which a thread yields between polls, because threads may outnumber the
+/// CPU's cores.
 const PATIENCE: usize = 1000;
 
 /// Runs `work` and keeps the other threads of the caller's pool ([`in_own_pool`]) looking for work
@@ -84,7 +84,8 @@ pub fn with_awake_threads<T: Send>(work: impl FnOnce() -> T + Send) -> T {
                 }
             });
         }
-        // Also where `work` panics: the scope waits for the others before it passes the panic on.
+        // Also if `work` panics: the scope waits for the other threads before it passes the panic
+        // on.
         let _ends = SetOnDrop(is_over);
         work()
     })

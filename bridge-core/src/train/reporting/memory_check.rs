@@ -1,6 +1,6 @@
-//! Before a model is built: whether what a run needs, as a plan counts it, is there. Only memory of
-//! the host is known; devices with memory of their own refuse by themselves, and of their runs only
-//! activations and optimizer states in host memory are checked.
+//! Check of the host's memory against the plan of a run, before a model is built. Memory of devices
+//! is not known here: their allocators refuse. Of runs on such devices, only activations and
+//! optimizer states in host memory are checked.
 
 use std::fmt::Write;
 use std::fs;
@@ -24,8 +24,8 @@ const OF_A_RANK: u64 = 8 << 20;
 const NAMED_PARTS: usize = 3;
 const SAVED_IN_BACKGROUND: &str = "the checkpoint that is saved in the background";
 
-/// Compares what the run needs on this machine with what can be had there, and returns the refusal
-/// if it does not fit. A teacher's parameters are in no plan.
+/// Compares the memory that the run needs on this machine with the available memory, and returns a
+/// refusal if it does not fit. A teacher's parameters are in no plan.
 ///
 /// All ranks call this together.
 ///
@@ -57,7 +57,8 @@ pub(in crate::train) fn check(
             reporter.note(&format!("memory is not checked: {error}"));
             return Ok(None);
         }
-        // What else cannot be planned cannot be built, and building says why.
+        // After other planning errors the model cannot be built either, and building it reports
+        // why.
         Err(
             PlanError::Config(_)
             | PlanError::Mesh(_)

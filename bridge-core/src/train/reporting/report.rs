@@ -47,7 +47,7 @@ pub struct StepReport {
     pub own_attention_logits: BTreeMap<usize, f64>,
     /// True when the gradients were not finite and nothing was updated.
     pub skipped: bool,
-    /// Contribution of the step to learning.
+    /// Effect of the step on the model.
     pub learning: Learning,
     /// Sequences in the step.
     pub batch_size: u64,

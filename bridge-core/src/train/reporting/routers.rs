@@ -10,7 +10,7 @@ use crate::model::{LayerMetric, ROUTER_LOSSES};
 use crate::train::engine::forward_step::{Losses, Ratio};
 use crate::train::ranks::agreement;
 
-/// For each expert, the tokens it was given.
+/// Number of tokens that each expert was given.
 const TOKENS: &str = "tokens_per_expert";
 
 /// The router of one layer in one step.
@@ -18,7 +18,7 @@ const TOKENS: &str = "tokens_per_expert";
 pub struct RouterReport {
     /// Global number of the layer, from 0.
     pub layer: usize,
-    /// Means over the micro-batches, by name; whatever their coefficients are.
+    /// Means over the micro-batches by name, before their coefficients.
     pub losses: Vec<(&'static str, f64)>,
     /// Tokens that each expert was given, counted once for each of a token's choices, over all
     /// ranks and micro-batches.
@@ -30,7 +30,7 @@ pub struct RouterReport {
 pub(in crate::train) struct Routers {
     /// Means over layers and micro-batches.
     pub losses: Losses,
-    /// By layer.
+    /// Reports of the layers, in their order.
     pub layers: Vec<RouterReport>,
 }
 
@@ -49,15 +49,15 @@ impl RouterSums {
         Self { sums, counts_tokens: groups.context().rank() == 0 }
     }
 
-    /// Takes what a layer has reported of a micro-batch.
+    /// Adds a layer's report on a micro-batch.
     pub(in crate::train) fn add(&mut self, (name, layer): LayerMetric, values: &[f64]) {
         if let Some(sums) = self.sums.as_mut().filter(|_| name != TOKENS || self.counts_tokens) {
             sums.add(name, layer, values);
         }
     }
 
-    /// Adds up what the micro-batches of all ranks have reported; nothing for a model without
-    /// experts. All ranks call this together, those without such layers too.
+    /// Sums the reports of the micro-batches of all ranks. The result is empty for a model without
+    /// experts. All ranks call this together, including ranks without such layers.
     pub(in crate::train) fn of_all_ranks(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
         let Some(mut sums) = self.sums else {
             return Ok(Routers::default());
@@ -77,7 +77,7 @@ struct Sums {
     num_experts: usize,
     /// Sum and number of summands of each loss.
     means: [f64; 2 * ROUTER_LOSSES.len()],
-    /// For each layer the same, then the tokens of its experts.
+    /// Sum and number of summands of each loss by layer, then the tokens of its experts.
     by_layer: Vec<f64>,
 }
 

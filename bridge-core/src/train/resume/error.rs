@@ -13,7 +13,7 @@ use crate::train::unmatched::Unmatched;
 /// Why a run cannot save, or resume.
 #[derive(thiserror::Error)]
 pub enum ResumeError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// The data of the run or a tokenizer cannot be read.

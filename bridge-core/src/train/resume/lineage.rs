@@ -78,8 +78,8 @@ impl Lineage {
     /// is called `run`, or gets a new name.
     ///
     /// # Errors
-    /// All settings that change what the model computes and that `checkpoint.allow_model_changes`
-    /// does not name; a checkpoint that cannot be understood.
+    /// All settings that change the model's computation and are not in
+    /// `checkpoint.allow_model_changes`; a checkpoint that cannot be understood.
     pub fn from_run(
         config: &RunConfig,
         kinds: &Kinds,
@@ -98,8 +98,8 @@ impl Lineage {
         Ok(lineage)
     }
 
-    /// The tokenizer of the checkpoint, if it has one: what a run that trained its own reads text
-    /// with.
+    /// The tokenizer of the checkpoint, if it has one. A run that trained its own tokenizer reads
+    /// text with it.
     pub fn tokenizer(&self) -> Option<&Arc<HuggingFaceTokenizer>> {
         self.base.as_ref()?.tokenizer.as_ref()
     }
@@ -151,8 +151,8 @@ impl Lineage {
         Ok(ResumeReport { record: saved(&record)?, warnings })
     }
 
-    /// Notes the models that a run reads besides its own in `record`, which is empty on all ranks
-    /// but the first. Returns what is to be said of them.
+    /// Adds the models that a run reads besides its own to `record`, which is empty on all ranks
+    /// but the first. Returns warnings about models that changed since the checkpoint.
     ///
     /// # Errors
     /// No error in practice: the written record is read back.
@@ -227,7 +227,7 @@ impl ParentCheckpoint {
         let text = checkpoint.run_config()?;
         let recipe = RawConfig::from_text(&text, Format::Toml, &[], kinds)
             .map_err(|errors| bad("run_config.toml", errors.to_string()))?;
-        // A program may save weights without saying of what.
+        // A program may save weights without the settings of their model.
         let says_model = text.parse::<toml::Table>().is_ok_and(|table| table.contains_key("model"));
         let mut state = checkpoint.train_state()?;
         if let Some(of) = state.extra.get(GRADIENTS).and_then(Value::as_str) {
@@ -337,7 +337,8 @@ impl ParentCheckpoint {
         let Self { iteration, consumed, .. } = self;
         let mut warnings = Vec::new();
         warnings.extend(self.unread_weights(config));
-        // Epochs that are as many iterations as the checkpoint's run had are no change.
+        // A number of epochs that gives the same number of iterations as in the checkpoint's run is
+        // not a change.
         let iterations = config.train.train_iters.to_string();
         let has_length =
             |change: &&Change| change.key == "train.train_iters" && change.before.to_inline() == iterations;

@@ -76,7 +76,7 @@ fn lock(key: &'static str, folder: &Path) -> Result<File, ResumeError> {
     let mut file = untrusted_io::lockable(&path).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => {
-            // For the message of a run that finds the folder locked.
+            // The process id is for the message of a run that finds the folder locked.
             file.set_len(0).and_then(|()| write!(file, "{}", std::process::id())).map_err(cannot)?;
             Ok(file)
         }

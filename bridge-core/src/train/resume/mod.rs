@@ -1,5 +1,5 @@
-//! Checkpoints of a run: saving, finding, restoring, and comparing a run with what it resumes, or
-//! with its teacher.
+//! Checkpoints of a run: saving, finding, restoring, and comparing a run with the run that it
+//! resumes, or with its teacher.
 
 pub(in crate::train) mod checkpointing;
 pub(in crate::train) mod error;

@@ -57,7 +57,7 @@ impl Progress {
     /// Checks that another start may make progress.
     ///
     /// # Errors
-    /// If the last starts came no further than those before; it says so in words.
+    /// If the last starts came no further than those before; the error text has the reason.
     pub fn check(&self) -> Result<(), String> {
         if self.fruitless < FRUITLESS {
             return Ok(());

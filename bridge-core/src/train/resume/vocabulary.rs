@@ -19,9 +19,9 @@ const KEY: &str = "vocabulary";
 /// A vocabulary that was padded, as checkpoints hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Vocabulary {
-    /// Ids.
+    /// Number of ids, without padding.
     size: usize,
-    /// Multiple that rows were added for.
+    /// The number of rows was padded to a multiple of this.
     make_vocab_size_divisible_by: usize,
     /// Rows of the embedding.
     rows: usize,
@@ -55,7 +55,7 @@ pub(in crate::train) fn rows(
     };
     let mine = Vocabulary::from_data(config, data, rows);
     let saved = saved_vocabulary(&start.checkpoint, mine.size)?;
-    // What differs in something else is another model, which loading says.
+    // Other differences mean another model, which loading reports.
     match saved.filter(|saved| *saved != mine && Vocabulary { rows, ..*saved } == mine) {
         None => Ok(rows),
         Some(Vocabulary { rows: kept, .. }) => {

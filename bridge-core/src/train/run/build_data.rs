@@ -1,5 +1,5 @@
-//! The data of a run on all of its ranks: prepared, built, compared with what the run began with,
-//! and, where epochs are counted, counted.
+//! The data of a run on all of its ranks: preparing, building, comparing with the data of the run's
+//! start, and counting of epochs.
 
 use std::sync::Arc;
 

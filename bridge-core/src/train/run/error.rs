@@ -19,7 +19,7 @@ use crate::train::subsystems::error::SubsystemError;
 /// the user's input from failures.
 #[derive(thiserror::Error)]
 pub enum TrainError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// The ranks cannot be connected.

@@ -25,8 +25,8 @@ use crate::train::step::training_run::TrainingRun;
 ///
 /// The model's values are untouched: inference copies that share its memory are evaluated.
 ///
-/// A signal, the cancel handle or `train.exit_duration_in_mins` stops it: `None` too, and the loop
-/// exits at its next look.
+/// A signal, the cancel handle or `train.exit_duration_in_mins` stops the evaluation, which then
+/// returns `None`; the loop exits at its next check.
 ///
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
@@ -39,9 +39,10 @@ pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<Evaluation
 pub(in crate::train) enum Evaluation {
     /// The run has no such data.
     NoData,
-    /// It was stopped: the figures of a part would pass for those of the whole.
+    /// The evaluation was stopped, so there are no figures: those of a part could be mistaken for
+    /// those of the whole.
     Stopped(ExitReason),
-    /// It has a result.
+    /// The evaluation is complete.
     Done(EvaluationReport),
 }
 

@@ -4,8 +4,8 @@ use crate::config::RunConfig;
 use crate::model::{Adapter, Declarations, ModelBuildError};
 use crate::train::run::error::TrainError;
 
-/// Refuses a layer in place of the output projection where the model has not taken it, or what the
-/// recipe asks for needs the projection.
+/// Refuses a replaced output projection if the model does not support the replacement, or a setting
+/// of the recipe needs the projection.
 pub(in crate::train) fn check(
     config: &RunConfig,
     adapter: Option<&dyn Adapter>,

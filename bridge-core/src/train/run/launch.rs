@@ -1,4 +1,4 @@
-//! Starting the ranks of a run as threads of this process, and what becomes of a rank that fails.
+//! Starting the ranks of a run as threads of this process, and failures of ranks.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
@@ -42,9 +42,8 @@ pub fn run_on_threads<T: Send>(
     run_on_wrapped_threads(config, timeout, |world| world, program)
 }
 
-/// As [`run_on_threads`], but each rank first wraps its communicator of the world, and with it all
-/// its groups: in one that counts, or in one that is slow. A run of one rank has no communicator to
-/// wrap.
+/// As [`run_on_threads`], but each rank first wraps its world communicator, and so all its groups:
+/// in one that counts calls, or in one that is slow. A run of one rank has no communicator to wrap.
 ///
 /// # Errors
 /// As [`run_on_threads`].
@@ -58,9 +57,9 @@ pub fn run_on_wrapped_threads<T: Send>(
     run_on_threads_with(devices, config, timeout, wrap, program)
 }
 
-/// As [`run_on_wrapped_threads`], but whether ranks exchange the memory of a device that they share
-/// is said, rather than found in `config.device`: on the CPU, where tensors are in host memory
-/// already, they do not unless it is said.
+/// As [`run_on_wrapped_threads`], but `devices` instead of `config.device` decides whether ranks
+/// exchange memory of a device that they share. By default ranks on the CPU do not, because tensors
+/// are in host memory already.
 ///
 /// # Errors
 /// As [`run_on_threads`].
@@ -84,8 +83,8 @@ pub fn run_on_threads_with<T: Send>(
             .build()
             .map_err(|error| TrainError::RankNotStarted { rank, message: error.to_string() })?;
         let (program, wrap) = (&program, &wrap);
-        // The group is handed in by value: when the rank ends, its last communicator goes, and the
-        // others notice.
+        // The group is handed in by value: when the rank ends, its last communicator is dropped,
+        // and other ranks notice.
         catch_comm_error(|| pool.install(move || program(process_groups(config, wrap(over_devices(config, world)?))?)))
     });
     outcome.map_err(first_failure)
@@ -103,7 +102,7 @@ fn share_of_cpu(ranks: usize) -> usize {
 /// Burn's operations cannot return errors, so regions that communicate inside a model panic with
 /// the [`CommError`] as payload. Other panics go on.
 pub(in crate::train) fn catch_comm_error<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
-    // What `work` holds is dropped or only read for its report afterwards.
+    // Captures of `work` are dropped or only read for its report afterwards.
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(result) => result,
         Err(payload) => match payload.downcast::<CommError>() {

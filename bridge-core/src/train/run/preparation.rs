@@ -1,5 +1,5 @@
-//! Preparing a run's text for all of its ranks: one does the work, the others wait for it and then
-//! read. What the work is, `text` knows.
+//! Preparing a run's text for all of its ranks: one rank does the work, which `text` defines; other
+//! ranks wait for it and then read.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,8 +24,7 @@ use crate::train::stop::exits::Exits;
 /// Activity of all ranks here, for messages.
 const DOING: &str = "preparing text";
 
-/// The longest time between two looks at what other ranks, and those who may stop the run, have to
-/// say.
+/// Longest time between two polls of other ranks and of stop requests.
 const INTERVAL: Duration = Duration::from_millis(100);
 
 /// Inputs of the preparation of text for a run.
@@ -41,8 +40,8 @@ pub(in crate::train) struct Preparation<'a> {
 }
 
 /// Makes the tokenizer and packs the text: on rank 0, then on one rank of each other machine, which
-/// may have other files, and which finds its work done if it has the same. The other ranks load
-/// what there is. All ranks call this together; they may have to wait for hours, so they keep in
+/// may have other files, and which finds its work done if it has the same. All other ranks load the
+/// prepared text. All ranks call this together; they may have to wait for hours, so they keep in
 /// touch all the time.
 ///
 /// # Errors
@@ -98,8 +97,8 @@ impl Preparation<'_> {
         Ok(agreement::agree(self.groups, DOING, done)?)
     }
 
-    /// Waits until no rank works any more. Tells the work to stop when that is asked for on any
-    /// rank, and returns the reason.
+    /// Waits until no rank works any more. If a stop is requested on any rank, this stops the work
+    /// and returns the reason.
     fn keep_in_touch(
         &self,
         is_working: &dyn Fn() -> bool,
@@ -107,7 +106,7 @@ impl Preparation<'_> {
         to_print: &Receiver<String>,
     ) -> Result<Option<ExitReason>, TrainError> {
         let mut asked = None;
-        // What is there already takes no time to find.
+        // Prepared text is found at once, so the first pause is short.
         let mut pause = Duration::from_millis(1);
         loop {
             let works = is_working();

@@ -27,8 +27,8 @@ pub struct RunReport {
     pub validation: Option<EvaluationReport>,
     /// The evaluation of the test split, if there was one.
     pub test: Option<EvaluationReport>,
-    /// The run, for what comes after it: sampling, for instance. Fully sharded parameters stay
-    /// sharded: its chunks hold zeros in their place until all ranks call
+    /// The run, for later use such as sampling. Fully sharded parameters stay sharded: its chunks
+    /// hold zeros in their place until all ranks call
     /// [`make_parameters_whole`](TrainingRun::make_parameters_whole).
     pub run: TrainingRun,
 }
@@ -38,7 +38,7 @@ pub struct RunReport {
 ///
 /// # Errors
 /// Errors of [`setup`], [`train`] and [`evaluate`](crate::train::evaluate); a communication error
-/// of any of them. What was logged and saved before stays.
+/// of any of them. Logs and checkpoints written before the error remain.
 pub fn pretrain(config: RunConfig, options: RunOptions) -> Result<RunReport, TrainError> {
     let threads = config.train.num_threads;
     in_own_pool(threads, || pretrain_here(config, options))?
@@ -57,7 +57,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
     }
     // Plots may take a while.
     run.heartbeat.enter(Section::Ended);
-    // Logs and saves are brought to an end whatever happened; the first error is the one to tell.
+    // Logs and saves are finished after an error, too; the first error is returned.
     let ending = match &outcome {
         Ok((reason, ..)) if reason.is_end() => Ending::Finished,
         Ok((reason, ..)) => Ending::Stopped(reason.to_string()),
@@ -108,7 +108,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
     Ok((asked.unwrap_or(reason), validation, test))
 }
 
-/// The result of an evaluation, or what stopped it.
+/// The result of an evaluation, or the reason for its stop.
 fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitReason>) {
     match evaluation {
         Evaluation::Done(report) => (Some(report), None),

@@ -1,7 +1,7 @@
 //! Starting a run again after a fault, inside the process, for ranks that are its threads
-//! (`[inprocess_restart]`). A rank that failed has ended, and so have the others: the ranks begin
-//! again as new threads. A thread that hangs can neither be ended nor left alone, since it holds
-//! what the run needs; then the process begins anew, under its own number.
+//! (`[inprocess_restart]`). If a rank fails, all ranks end and start again as new threads. A thread
+//! that hangs can neither be ended nor abandoned, since it holds resources of the run. Then the
+//! process executes its program again and keeps its process ID.
 
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -36,9 +36,9 @@ pub struct Host<'a> {
     pub recipe: &'a dyn Fn(&[String]) -> Result<RawConfig, TrainError>,
     /// Number of ranks, spare ones included.
     pub ranks: usize,
-    /// Faults of this run so far, where the process has begun anew.
+    /// Faults of this run before this process was started.
     pub faults: u32,
-    /// Says a line on what happens.
+    /// Reports an event on a line.
     pub tell: &'a (dyn Fn(&str) + Sync),
     /// True if a stop was requested.
     pub is_stopped: &'a dyn Fn() -> bool,
@@ -51,7 +51,7 @@ pub struct Host<'a> {
 pub enum Leave {
     /// The process restarts after this number of faults, with these overrides.
     BeginAnew(u32, Vec<String>),
-    /// It fails, for this reason.
+    /// The run fails, for this reason.
     Fail(String),
 }
 
@@ -125,7 +125,7 @@ struct Places {
 
 impl Places {
     fn new(settings: &InProcessRestartConfig, active: usize, started: usize) -> Self {
-        // Of a machine that is replaced as a whole nothing is left.
+        // A machine that is replaced as a whole leaves no spare ranks.
         let spares = match settings.granularity {
             RestartGranularity::Rank => (active..started).rev().collect(),
             RestartGranularity::Node => Vec::new(),
@@ -159,8 +159,7 @@ type OnHung<'a> = dyn Fn(&[usize]) -> Infallible + 'a;
 /// Starts the ranks, and watches over them until they have ended or are found to hang.
 ///
 /// # Errors
-/// The message of the first rank that failed, and which ranks failed by themselves, as far as that
-/// is known.
+/// The message of the first rank that failed, and the ranks that are known to have failed first.
 fn start<T: Send>(
     config: &RunConfig,
     settings: &InProcessRestartConfig,
@@ -189,7 +188,7 @@ fn start<T: Send>(
                     })
                 })
             }));
-            // Somebody waits for it below.
+            // The loop below receives the outcome.
             let _ = ended.send(outcome.unwrap_or_else(|panic| Err(of_panic(panic.as_ref()))));
         });
         let mut is_seen = false;
@@ -240,8 +239,7 @@ fn follows_from_another(error: &TrainError) -> bool {
     }
 }
 
-/// The ranks at fault: those that failed by themselves, or did not come where others waited for
-/// them.
+/// Ranks at fault: ranks that failed first, or did not join an operation in which others waited.
 fn culprits(error: &TrainError, failed: BTreeSet<usize>) -> Vec<usize> {
     let mut ranks = failed;
     if let TrainError::RankPanicked { rank, .. } = error {

@@ -253,8 +253,8 @@ struct Parts {
     padded_vocab_size: usize,
 }
 
-/// Builds the model of this rank, its optimizer and schedules; with it what the builder has left
-/// for later.
+/// Builds the model of this rank, its optimizer and schedules. Also returns the parameters that the
+/// builder has deferred.
 fn build_training(
     config: &RunConfig,
     groups: &ProcessGroups,
@@ -329,9 +329,9 @@ fn adds_parameters(chunks: &[Box<dyn ModelChunk>]) -> bool {
     chunks.iter().any(|chunk| chunk.parameters().iter().any(Declaration::is_added))
 }
 
-/// Leaves this rank what it owns of each parameter, or makes those that the base, which is loaded,
-/// does not have. Where nothing may be absent from what is loaded, only what that is without is
-/// drawn.
+/// Reduces each parameter to this rank's shard, or without sharding makes the parameters that the
+/// base lacks. If no parameter may be absent from the checkpoint and the model adds none, no
+/// initial values are drawn.
 fn shard(
     training: &mut Training,
     deferred: Option<DeferredParameters>,
@@ -372,7 +372,7 @@ fn timers(config: &RunConfig, device: &Device) -> Timers {
 
 /// Result of the checks before a run starts.
 struct Checked {
-    /// With autodiff.
+    /// The device, with autodiff.
     device: Device,
     model_config: Box<dyn ModelConfig>,
     adapter: Option<Arc<dyn Adapter>>,
@@ -415,7 +415,7 @@ struct Opening<'a> {
     warnings: &'a [String],
 }
 
-/// Opens what the run writes to. Only rank 0 locks it.
+/// Opens the outputs of the run. Only rank 0 locks it.
 fn open(
     reporter: &mut Reporter,
     groups: &ProcessGroups,
@@ -463,9 +463,9 @@ fn accumulation(config: &RunConfig) -> AccumulationDType {
     }
 }
 
-/// The tokenizer's files, as they are saved with each checkpoint. With them go what the checkpoint
-/// brought that the run starts from: chat template, settings of generation, the `config.json` that
-/// it was imported with.
+/// The tokenizer's files, as they are saved with each checkpoint. They include companion files of
+/// the checkpoint that the run starts from: chat template, settings of generation, the
+/// `config.json` of its import.
 fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<String, Bytes>, TrainError> {
     let mut files = match start {
         Some(start) => start.checkpoint.companions().map_err(ResumeError::from)?,

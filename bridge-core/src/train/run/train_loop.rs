@@ -21,8 +21,8 @@ use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::LoopRequest;
 use crate::train::subsystems::error::SubsystemError;
 
-/// Trains until the configured number of steps, or until something asks to exit. Subsystems learn
-/// of the end, whatever it is.
+/// Trains until the configured number of steps, or until something asks to exit. Subsystems are
+/// notified of the end, including errors.
 ///
 /// # Errors
 /// Data that cannot be read, losses that are not finite (if that is checked), checkpoints
@@ -79,8 +79,8 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         let request = report_step(run, &mut step)?;
         run.heartbeat.enter(Section::OutOfSection);
         if std::mem::take(&mut is_first) {
-            // The first step has allocated what later ones reuse: states of the optimizer, buffers of
-            // the ranks.
+            // The first step has allocated memory that later steps reuse: states of the optimizer,
+            // buffers of the ranks.
             let _span = timers.span("release-unused-memory", Labels::default());
             release_unused_memory();
         }
@@ -142,11 +142,11 @@ fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
 
 /// Result of an iteration that may be skipped.
 enum Skip {
-    /// It is to be trained.
+    /// The iteration is trained.
     No,
-    /// It was skipped.
+    /// The iteration was skipped.
     Iteration,
-    /// A stop was asked for meanwhile.
+    /// A stop was requested meanwhile.
     Stopped(ExitReason),
 }
 
@@ -170,8 +170,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     Ok(Skip::Iteration)
 }
 
-/// Ends training in the middle of a step, of which nothing stays: what is saved is the state before
-/// it.
+/// Ends training in the middle of a step. The step is discarded, and the state before it is saved.
 fn stop_mid_step(run: &mut TrainingRun, reason: ExitReason) -> Result<ExitReason, TrainError> {
     let step = run.state.train_state.step;
     run.note(&format!("iteration {} is left unfinished", step + 1));
@@ -205,8 +204,8 @@ fn validate(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Does what the run before was stopped in, so that later evaluations read the samples that they
-/// would have read; the reason to exit if it is stopped again.
+/// Repeats the validation in which the previous run was stopped, so that later evaluations read the
+/// same samples as without the stop. Returns the exit reason if it is stopped again.
 pub(in crate::train) fn run_pending_validation(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     if !std::mem::take(&mut run.state.train_state.owes_validation) || !validation_is_due(run) {
         return Ok(None);

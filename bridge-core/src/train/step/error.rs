@@ -9,7 +9,7 @@ use crate::train::subsystems::error::SubsystemError;
 /// Why a training step fails.
 #[derive(thiserror::Error)]
 pub enum StepError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// The data of the step cannot be read.

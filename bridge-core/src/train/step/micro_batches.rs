@@ -1,6 +1,5 @@
-//! The micro-batches of a step as they are needed: read window by window, so that a step of any
-//! size fits into memory, with looks between them whether the run was asked to stop. What is done
-//! with them is the step's business.
+//! Reader of a step's micro-batches, window by window, so that a step of any size fits into memory.
+//! Stop requests are polled between windows. Training on the micro-batches belongs to `train_step`.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +83,8 @@ impl StepData {
     }
 }
 
-/// Reads and drops the micro-batches of a step; the reason if a stop was asked for meanwhile.
+/// Reads and drops the micro-batches of a step. Returns the reason if a stop was requested
+/// meanwhile.
 pub(in crate::train) fn skip_micro_batches(
     run: &mut TrainingRun,
     total: usize,

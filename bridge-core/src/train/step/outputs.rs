@@ -58,14 +58,14 @@ impl Outputs {
         }
     }
 
-    /// Waits for saves and writes what is left to write. The run's folders are free for others
-    /// then.
+    /// Waits for saves and writes outstanding output. Afterwards other runs may use the run's
+    /// folders.
     pub fn finish(&mut self, state: &GlobalState, groups: &ProcessGroups, ending: Ending) -> Result<(), ResumeError> {
         let saved = self.saver.as_mut().map_or(Ok(None), Saver::finish);
         if let Ok(report) = &saved {
             self.saved_in_background(state, groups, report.as_ref());
         }
-        // What temporary saves hold is on disk for good.
+        // A persistent checkpoint now has the state of the temporary saves.
         if saved.is_ok()
             && self.last_saved_step == Some(state.train_state.step)
             && let Some(Err(error)) = self.non_persistent.as_ref().map(NonPersistentSaves::remove)

@@ -21,7 +21,7 @@ impl PredictionSums {
         Self { first_layer: config.model.num_layers, sums: vec![Ratio::default(); depth] }
     }
 
-    /// Takes what a layer has reported of a micro-batch.
+    /// Adds a layer's report on a micro-batch.
     pub(in crate::train) fn add(&mut self, (name, layer): LayerMetric, values: &[f64]) {
         let place = layer.checked_sub(self.first_layer).filter(|_| name == PREDICTION_LOSS);
         if let (Some(sum), [numerator, denominator]) = (place.and_then(|place| self.sums.get_mut(place)), values) {

@@ -47,7 +47,7 @@ impl SequenceFlops {
 }
 
 fn flops(outline: &Outline, has_reference: bool) -> Option<f64> {
-    // Backward costs twice as much as forward, less what frozen weights need no gradients for.
+    // Backward costs twice as much as forward, minus the gradients of frozen weights.
     let forward =
         || Some(outline.costs.as_ref()?.iter().map(|cost| (cost.flops + cost.skipped_flops) / 3.0).sum::<f64>());
     Some(outline.flops()? + if has_reference { forward()? } else { 0.0 })

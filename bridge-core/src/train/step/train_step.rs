@@ -35,11 +35,11 @@ use crate::train::subsystems::OwnResults;
 
 /// End of a step.
 pub(in crate::train) enum StepEnd {
-    /// Go on.
+    /// The step is complete.
     Done(Box<StepReport>),
     /// The rerun state machine ends the process.
     Exit(ExitDecision),
-    /// A stop was asked for before all micro-batches were done. Nothing of the step stays.
+    /// A stop was requested before all micro-batches were done. The step is discarded.
     Stopped(ExitReason),
 }
 
@@ -195,7 +195,7 @@ struct PassResult {
     routers: Vec<RouterReport>,
     /// Losses of multi-token prediction, by depth.
     predictions: Vec<Ratio>,
-    /// The largest of each layer here.
+    /// Largest attention logit of each layer on this rank.
     attention_logits: BTreeMap<usize, f64>,
     /// Divisor of the accumulated gradients.
     divisor: f64,
@@ -254,7 +254,7 @@ impl PassTotals {
         self.loss_sums.extend(loss_sums);
     }
 
-    /// Takes what layers have told of micro-batches.
+    /// Adds the layers' reports on micro-batches.
     fn take(&mut self, inputs: &[MicroBatchInput]) {
         let metrics = inputs.iter().filter_map(|input| input.metrics.as_ref());
         for (metric, values) in metrics.flat_map(|metrics| metrics.take()) {
@@ -395,7 +395,7 @@ fn window_pass(
     let mut done = 0;
     while done < batches.len() {
         let left = batches.len() - done;
-        // A repeated pass is not left: its outcome is what the step was repeated for.
+        // A repeated pass is not interrupted, because its outcome is the purpose of the repetition.
         let count = if run.subsystems.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
         let pass = done..done + count;
         let timer = timers.start("forward-backward", TimerLevel::Phase);

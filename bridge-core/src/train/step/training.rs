@@ -43,17 +43,17 @@ pub(in crate::train) struct Training {
     pub flops: SequenceFlops,
     pub forward_step: Box<dyn ForwardStep>,
     pub device: Device,
-    /// Takes statistics of tensors, in steps whose tensors are looked at.
+    /// Takes statistics of tensors, in steps whose tensors are inspected.
     pub inspector: Arc<Inspector>,
     /// Keeps gradients of the residual stream, in steps that save them.
     pub stream_gradients: Arc<StreamGradients>,
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
-    /// Names of what losses of the forward step's own record.
+    /// Names of the figures that custom losses of the forward step record.
     pub own_figures: BTreeSet<&'static str>,
-    /// The model as the run began it, where the objective compares with it.
+    /// The model at the start of the run, if the objective compares with it.
     pub reference: Option<Vec<Box<dyn ModelChunk>>>,
-    /// The teacher, where the model learns from one.
+    /// The teacher, if the model is distilled from one.
     pub distillation: Option<Distillation>,
     /// Adapter that the model was built with.
     pub adapter: Option<Arc<dyn Adapter>>,
@@ -122,7 +122,7 @@ impl Training {
             return Ok(batches.iter().map(|_| None).collect());
         }
         let mut losses = Vec::with_capacity(batches.len());
-        // Kept apart from the pass: what the reference says of a micro-batch is small.
+        // The reference model runs before the pass: its results for a micro-batch are small.
         if let Some(chunks) = &mut self.reference {
             let of_reference: Vec<_> =
                 batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(CustomLossCall::new)).collect();
@@ -149,8 +149,8 @@ impl Training {
         step.derive((micro_batch * replicas.size() + replicas.rank()) as u64)
     }
 
-    /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are looked
-    /// at. They are still scaled as the loss was, and not yet divided by `divisor`.
+    /// Takes statistics of the reduced gradients of parameters, in steps whose tensors are
+    /// inspected. These gradients still have the loss scale, and are not yet divided by `divisor`.
     pub fn inspect_gradients(&self, loss_scale: f64, divisor: f64) {
         if !self.inspector.is_on() {
             return;

@@ -97,7 +97,7 @@ impl TrainingRun {
         self.training.make_parameters_whole()
     }
 
-    /// The subsystems, and what they see.
+    /// The subsystems, and the context for their calls.
     pub(in crate::train) fn subsystems(&mut self) -> (&mut Subsystems, RunContext<'_>) {
         let context = RunContext {
             state: &self.state,
@@ -125,9 +125,8 @@ impl TrainingRun {
         state.floating_point_operations_so_far += step.flops.unwrap_or(0.0);
     }
 
-    /// Lets all ranks begin a phase together, where phases are timed and
-    /// `logger.barrier_with_L1_time` asks for it: a rank's time is then that of its own work, and
-    /// not of waiting for the others.
+    /// Runs a barrier before a phase, if phases are timed and `logger.barrier_with_L1_time` is set.
+    /// The time of a rank then excludes waiting for slower ranks.
     pub(in crate::train) fn begin_phase(&self) -> Result<(), CommError> {
         let world = self.groups.world();
         if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {

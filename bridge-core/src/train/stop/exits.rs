@@ -52,8 +52,8 @@ impl WatchSignals {
 pub struct CancelHandle(Arc<AtomicBool>);
 
 impl CancelHandle {
-    /// Asks the run to save a checkpoint (if it saves any) and stop. A step that is not complete
-    /// then counts for nothing.
+    /// Asks the run to save a checkpoint (if it saves any) and stop. An incomplete step is
+    /// discarded.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -156,14 +156,14 @@ impl Exits {
     }
 }
 
-/// About how often ranks ask each other, within a step, whether to stop.
+/// Approximate interval of the checks for stop requests within a step.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// When ranks look, within a step, whether one of them was asked to stop.
+/// Schedule of the checks for stop requests within a step.
 ///
-/// All must look after the same micro-batch, or some would wait for others that have left. So they
-/// agree on how long a micro-batch takes each time they look, and work out from that after how many
-/// they look again. Steps that take no longer than [`INTERVAL`] cost nothing.
+/// All ranks must check after the same micro-batch, or some would wait for ranks that have left. So
+/// ranks agree on the time of a micro-batch at each check, and compute from it the number of
+/// micro-batches until the next check. Steps that take no longer than [`INTERVAL`] cost nothing.
 #[derive(Debug)]
 struct StopLooks {
     /// True if a stop request is possible.
@@ -176,12 +176,12 @@ struct StopLooks {
 }
 
 impl StopLooks {
-    /// A step begins: ranks have looked after the one before.
+    /// Called when a step begins, after the ranks checked for a stop.
     fn begin_step(&mut self) {
         (self.since, self.last) = (0, Instant::now());
     }
 
-    /// After how many micro-batches to look.
+    /// Number of micro-batches between checks for a stop.
     fn interval(&self) -> usize {
         match self.pace {
             _ if !self.is_possible => usize::MAX,

@@ -10,12 +10,11 @@ use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
-/// The setting.
 const KEY: &str = "logger.log_max_attention_logit";
 
 #[derive(Default)]
 pub(super) struct AttentionLogits {
-    /// Layers of the model, those included that have no attention.
+    /// Number of layers of the model, including layers without attention.
     num_layers: usize,
 }
 
@@ -28,7 +27,8 @@ impl Subsystem for AttentionLogits {
         let numbers = run.chunks().iter().flat_map(|chunk| chunk.segments()).filter_map(|segment| segment.layer);
         let mut count = [numbers.max().map_or(0.0, |last| (last + 1) as f64)];
         agreement::max(run.groups.world(), &mut count)?;
-        // Those that predict further tokens are numbered behind the others, in the head's segment.
+        // Multi-token prediction layers are part of the head's segment and numbered after all other
+        // layers.
         self.num_layers = count[0] as usize + run.state.config.model.mtp_num_layers.unwrap_or(0);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Keeps the checkpoint with the lowest validation loss (`checkpoint.keep_best`): one is saved
 //! after each evaluation that is better than all before, and the pointer to it keeps retention from
-//! deleting it. Which loss counts is said here for all that compare evaluations.
+//! deleting it. The choice of the metric is here for all code that compares evaluations.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};

@@ -21,7 +21,7 @@ pub(super) struct CastScales {
     /// Format of the gradients.
     gradient: Fp8Format,
     algo: AmaxAlgo,
-    /// Powers of two that scales stay below what would fit.
+    /// Margin of scales below the largest fitting one, in powers of two.
     margin: i64,
 }
 
@@ -93,8 +93,8 @@ fn noted(run: &RunContext) -> Vec<Layer> {
     layers.into_iter().zip(maxima).map(of_layer).collect()
 }
 
-/// If weights travel as codes, layers see the decoded values: the magnitudes that count are those
-/// of each rank's own part.
+/// If weights are gathered as 8-bit codes, layers see the decoded values: the relevant magnitudes
+/// are those of each rank's own part.
 fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
     let own = run.training.optimizer.parameters().take_cast_maxima();
     for layer in layers {

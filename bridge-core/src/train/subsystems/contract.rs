@@ -48,8 +48,8 @@ pub trait Subsystem: Send {
         Ok(())
     }
 
-    /// A step is done and counted; its record is about to be written. What is added to
-    /// `step.figures` is written with it.
+    /// A step is done and counted; its record is about to be written. Figures added to
+    /// `step.figures` are written with the record.
     ///
     /// # Errors
     /// The step is not reported.
@@ -84,9 +84,9 @@ pub trait Subsystem: Send {
         None
     }
 
-    /// A checkpoint is about to be made. What is put into `state`, under a key of the subsystem's
-    /// own, comes back in [`Subsystem::on_load`]. That of rank 0 is saved: what differs between
-    /// ranks has to be gathered.
+    /// A checkpoint is about to be made. Values put into `state` under a key of the subsystem's own
+    /// are passed to [`Subsystem::on_load`]. Only the state of rank 0 is saved: gather values that
+    /// differ between ranks.
     ///
     /// # Errors
     /// An error prevents the save.
@@ -115,9 +115,9 @@ pub trait Subsystem: Send {
         Ok(())
     }
 
-    /// Training is over, and `end` says why: every `on_run_start` is followed by one of these, also
-    /// when a step failed. Evaluations at the end of a run come after it. A panic that is no
-    /// communication error ends the thread without it.
+    /// Training is over, and `end` says why. Every `on_run_start` is followed by one `on_run_end`,
+    /// also if a step failed. Evaluations at the end of a run come later. A panic other than a
+    /// communication error ends the thread without this call.
     ///
     /// # Errors
     /// An error fails a run whose training ended in order.
@@ -211,8 +211,8 @@ impl RunContext<'_> {
         &self.training.device
     }
 
-    /// Holds the learning rate of the next steps at `learning_rate`, whatever the schedule says.
-    /// All ranks hold the same one.
+    /// Holds the learning rate of the next steps at `learning_rate`, in place of the schedule. All
+    /// ranks hold the same one.
     pub fn hold_learning_rate(&mut self, learning_rate: f64) {
         self.training.scheduler.hold(learning_rate);
     }

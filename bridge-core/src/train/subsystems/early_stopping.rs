@@ -1,6 +1,5 @@
-//! Ends training when evaluations no longer improve (`train.early_stopping_patience`). What it has
-//! seen goes with the checkpoints: a run that has ended and is started again has nothing left to
-//! train.
+//! Ends training when evaluations no longer improve (`train.early_stopping_patience`). Checkpoints
+//! contain its state: a run that stopped early and is started again does not train further.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -19,7 +18,7 @@ const KEY: &str = "early_stopping";
 pub(super) struct EarlyStopping {
     /// The lowest loss, and in which iteration.
     best: Option<(f64, u64)>,
-    /// Evaluations since then.
+    /// Evaluations since the lowest loss.
     since: u64,
 }
 

@@ -26,7 +26,7 @@ impl Energy {
         Self { place: node.to_owned(), counters: None, joules: 0.0, seconds: 0.0, iterations: 0 }
     }
 
-    /// Opens the counters of what the rank computes with.
+    /// Opens the energy counters of the rank's GPU or machine.
     fn open(&mut self, run: &RunContext) -> Result<(), String> {
         let place = agreement::local_rank(run.groups.world()).map_err(|error| error.to_string())?;
         self.counters = Some(match cuda_number(&run.state.config.device, place) {

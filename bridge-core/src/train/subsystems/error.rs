@@ -9,7 +9,7 @@ use crate::train::error::{CommonError, ErrorClass, room_error};
 /// [`SubsystemError::Subsystem`].
 #[derive(thiserror::Error)]
 pub enum SubsystemError {
-    /// An error that several rooms of the training loop make.
+    /// An error that several modules of the training loop share.
     #[error(transparent)]
     Common(CommonError),
     /// A subsystem of the program failed.

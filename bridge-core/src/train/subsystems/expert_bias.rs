@@ -118,7 +118,7 @@ mod tests {
         let mut biases = vec![0.5, 0.0, -0.25, 1.0];
         move_biases(&mut biases, &[4, 1, 2, 1], 0.125);
         assert_eq!(biases, [0.375, 0.125, -0.25, 1.125]);
-        // As in float32, whatever is kept in between.
+        // Biases are float32 values.
         let mut biases = vec![f64::from(0.1_f32)];
         move_biases(&mut biases, &[0], 1e-3);
         assert_eq!(biases, [f64::from(0.1_f32)], "a single expert has the mean load");

@@ -1,6 +1,6 @@
 //! The flight recorder (`dist.flight_recorder_dump_path`): the last calls of each rank on its
-//! groups, written where a run ends with an error, a panic or a signal, so that it can be said
-//! which rank was in which operation, and which one did not come.
+//! groups, written when a run ends with an error, a panic or a signal, to show which rank was in
+//! which operation, and which rank did not join.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl FlightRecorder {
         })
     }
 
-    /// Writes what was recorded; the error if that is not possible.
+    /// Writes the records. Returns a message if this fails.
     fn dump(&self, why: String, missing: Vec<usize>) -> Option<String> {
         let now = Instant::now();
         let is_wanted = |call: &&CallRecord| !self.only_active || call.state != CallState::Done;
@@ -122,7 +122,7 @@ impl Drop for FlightRecorder {
     fn drop(&mut self) {
         self.calls.keep_last(0, Stacks::Left);
         if std::thread::panicking() && self.on_errors {
-            // The panic is what there is to tell.
+            // Ignore errors, so that only the panic is reported.
             let _ = self.dump("the rank panicked".into(), Vec::new());
         }
     }

@@ -64,7 +64,7 @@ impl Subsystem for Heartbeats {
         let mut stream = agreement::agree(run.groups, "connecting to the monitor", stream)?;
         let (rank, sign) = (run.groups.world().rank(), Arc::downgrade(&self.sign));
         let sending = move || {
-            // A monitor that is gone can end nobody.
+            // The loop ends when the monitor is gone.
             while let Some(line) = message(rank, &sign) {
                 if stream.write_all(line.as_bytes()).is_err() {
                     return;

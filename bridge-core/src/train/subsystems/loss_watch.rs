@@ -1,6 +1,6 @@
-//! Looks at each rank's own losses and gradients before they are added up, so that what is found
-//! names the rank, and decides with the rerun state machine whether a pass is repeated. Ranks act
-//! on the result together.
+//! Checks each rank's own losses and gradients before ranks sum them, so that findings name the
+//! rank, and decides with the rerun state machine whether a pass is repeated. Ranks act on the
+//! result together.
 //!
 //! The step calls it directly, besides its calls as a subsystem: its findings change the step while
 //! the step runs.
@@ -27,9 +27,9 @@ use crate::train::subsystems::error::SubsystemError;
 pub(in crate::train) struct LossWatch {
     rerun: RerunStateMachine,
     checks: LossChecks,
-    /// Steps since the differences of repeated passes were told.
+    /// Steps since the differences of repeated passes were last reported.
     compared_steps: u64,
-    /// Lines about them that the step has to tell.
+    /// Lines about these differences, which the step prints.
     lines: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub(in crate::train) struct OwnResults {
     pub loss_sums: Vec<f64>,
     /// Tokens of that part.
     pub num_tokens: Vec<f64>,
-    /// Norms of its gradients, where they are looked at.
+    /// Norms of the rank's gradients, if they are checked.
     pub gradients: Vec<(GradientPart, f64)>,
 }
 
@@ -76,15 +76,15 @@ impl LossWatch {
         self.rerun.is_rerunning()
     }
 
-    /// Validates what this rank has of the micro-batches, before ranks add it up. All ranks call
+    /// Validates this rank's results of the micro-batches before ranks sum them. All ranks call
     /// this together.
     ///
-    /// Ranks of a tensor-parallel group have one loss, so the first of each group speaks for it;
-    /// ranks where the model does not end have none.
+    /// Ranks of a tensor-parallel group have the same loss, so the first rank of each group reports
+    /// it. Only ranks of the last pipeline stage have a loss.
     ///
     /// # Errors
-    /// On the first rank that has one: a NaN or infinite result, where steps are not repeated for
-    /// it. On the others one that names that rank.
+    /// A NaN or infinite result on the first rank that has one, unless steps are repeated because
+    /// of it. All other ranks return an error that names this rank.
     pub fn judge(
         &mut self,
         groups: &ProcessGroups,

@@ -1,5 +1,4 @@
-//! Keeps the last losses in the checkpoint, for those who later want to know what a model was
-//! worth.
+//! Keeps the last losses in the checkpoint, as a record of the model's quality.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +26,7 @@ pub(super) struct LossesOfRun {
 }
 
 impl LossesOfRun {
-    /// JSON has no loss that is not finite, and nobody wants it.
+    /// Skips losses that are not finite: JSON cannot represent them.
     fn keep(&mut self, split: &str, loss: Option<&Ratio>, iteration: u64) {
         let loss = loss.map(|loss| loss.value()).filter(|loss| loss.is_finite());
         if let Some(loss) = loss {

@@ -17,7 +17,7 @@ pub(super) struct MemoryOfRun {
     has_told: bool,
     /// Memory after the step.
     memory: Option<MemoryOfRanks>,
-    /// The device, where its driver is asked.
+    /// The GPU, if its driver is queried.
     gpu: Option<Gpu>,
 }
 
@@ -32,7 +32,7 @@ impl MemoryOfRun {
         RankMemory { used_on_device, ..memory }
     }
 
-    /// Opens what is asked besides, and looks whether all is there that the recipe names.
+    /// Opens the GPU's driver if needed, and checks that each statistic of the recipe is available.
     fn prepare(&mut self, run: &RunContext) -> Result<(), SubsystemError> {
         let (config, logger) = (&run.state.config, &run.state.config.logger);
         let of_device = "logger.log_device_memory_used";

@@ -1,6 +1,6 @@
 //! The history of the process's allocator (`profiling.record_memory_history`): from the start of a
-//! run each large block has an owner, what the rank was doing or the parameter that it is; in the
-//! window of steps all that happens is kept, and written behind it.
+//! run each large block has an owner, the rank's activity or a parameter. In the window of steps
+//! all events are kept, and written at its end.
 
 use std::path::{Path, PathBuf};
 
@@ -17,7 +17,6 @@ use crate::train::reporting::report::TrainEnd;
 use crate::train::subsystems::contract::{RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
-/// The setting.
 const KEY: &str = "profiling.record_memory_history";
 
 /// True if the history of `rank` is recorded.
@@ -38,8 +37,8 @@ fn file(config: &RunConfig, what: &str, extension: Option<&str>) -> PathBuf {
     config.logger.log_dir.join(FOLDER).join(path.with_file_name(name))
 }
 
-/// Begins to record, if this rank does, before anything is built. What the rank is doing is being
-/// set up until it says otherwise.
+/// Starts recording before anything is built, if this rank records. Allocations belong to `setup`
+/// until the rank names another owner.
 pub(in crate::train) fn begin(config: &RunConfig, rank: usize) {
     if records(config, rank) {
         history::start(Some(file(config, &format!("oom_rank-{rank}"), Some("txt"))));

@@ -55,8 +55,8 @@ use crate::train::subsystems::error::SubsystemError;
 
 /// All subsystems of a run.
 pub(in crate::train) struct Subsystems {
-    /// Loss checks, which the step also calls by themselves: in the middle of a step they decide
-    /// whether the pass over the micro-batches is repeated.
+    /// Loss checks, which the step also calls directly: in the middle of a step they decide whether
+    /// the pass over the micro-batches is repeated.
     pub losses: LossWatch,
     /// All others, in the order in which they are called.
     subsystems: Vec<Box<dyn Subsystem>>,

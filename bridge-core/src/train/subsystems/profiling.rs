@@ -1,5 +1,5 @@
-//! Traces of some steps (`profiling.use_pytorch_profiler`): what each rank did when, in a file a
-//! rank.
+//! Traces of some steps (`profiling.use_pytorch_profiler`): the timeline of each rank, in one file
+//! per rank.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,9 +16,9 @@ use crate::train::subsystems::contract::{RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct Profiling {
-    /// The first iteration that is traced, and the last.
+    /// First and last traced iteration.
     window: (u64, u64),
-    /// While steps are traced.
+    /// `Some` while steps are traced.
     clock: Option<Clock>,
     node: String,
 }
@@ -50,8 +50,8 @@ impl Profiling {
         settings.use_pytorch_profiler.then(|| Self { window, clock: None, node: node.to_owned() })
     }
 
-    /// All ranks begin together, so that their clocks can be compared: those of a machine are one,
-    /// those of others may be apart.
+    /// Starts after a barrier, so that clocks of ranks can be compared: ranks of a machine share a
+    /// clock, clocks of two machines may differ.
     fn begin(&mut self, run: &RunContext) -> Result<(), SubsystemError> {
         let world = run.groups.world();
         world.barrier()?;
@@ -68,7 +68,7 @@ impl Profiling {
         Ok(())
     }
 
-    /// Writes what was traced.
+    /// Writes the trace.
     fn end(&self, clock: &Clock, run: &RunContext) -> Result<(), SubsystemError> {
         if !run.timers.spans().are_on() {
             return Ok(());
@@ -148,8 +148,8 @@ fn of_span(clock: &Clock, rank: usize, span: Span) -> Event {
     event
 }
 
-/// The call as a span where the rank is in it, and where it goes on beside others as what begins
-/// and ends.
+/// Events of a call: a span if the rank blocked in it. For a background call, events of its begin
+/// and end, and a span for the wait.
 fn of_call(clock: &Clock, rank: usize, call: &CallRecord) -> Vec<Event> {
     let name = call.operation.name();
     let mut args: Map<String, Value> = [

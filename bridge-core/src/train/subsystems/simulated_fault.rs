@@ -1,4 +1,4 @@
-//! `[ft] simulate_fault`: a rank that fails on purpose, to see what follows. Only in the first
+//! `[ft] simulate_fault`: a rank that fails on purpose, to test the reaction. Only in the first
 //! start of a run.
 
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Subsystem for SimulatedFault {
         match (self.unit, self.fault) {
             (RankUnit::Process, Fault::RankHung) => raised(SIGSTOP),
             (RankUnit::Process, Fault::RankKilled | Fault::Random) => raised(SIGKILL),
-            // A thread cannot be stopped or killed by itself.
+            // A single thread cannot be stopped or killed.
             (RankUnit::Thread, Fault::RankHung) => hang(),
             (RankUnit::Thread, Fault::RankKilled | Fault::Random) => panic!("simulated fault: rank_killed"),
         }

@@ -1,6 +1,5 @@
 //! Ends a run that has learned nothing for `train.max_consecutive_skipped_iterations` iterations:
-//! it would go on like that for ever. Nothing is saved then, so that no good checkpoint has to make
-//! room.
+//! it would not recover. Nothing is saved then, so that retention deletes no good checkpoint.
 
 use std::path::{Path, PathBuf};
 
@@ -63,7 +62,7 @@ impl Subsystem for StallWatch {
         Ok(())
     }
 
-    /// As long as the run stands still.
+    /// The checkpoint is protected while the run is stalled.
     fn protected_checkpoint(&self) -> Option<PathBuf> {
         self.stall.last_good().filter(|_| self.stall.is_standing_still()).map(Path::to_owned)
     }

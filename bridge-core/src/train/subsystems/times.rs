@@ -1,5 +1,5 @@
-//! The timers of all ranks: figures and lines about each log interval, and about what came after
-//! the last one.
+//! The timers of all ranks: figures and lines about each log interval, and about the time after the
+//! last one.
 
 use crate::config::{RunConfig, TimingLogOption};
 use crate::logging::{Figure, RankTimers};
@@ -27,8 +27,8 @@ impl Times {
     }
 }
 
-/// Request with timer lines: times that the recipe asks for are printed; those of saves and
-/// evaluations are details.
+/// Request with timer lines: a message if the recipe requests times, otherwise (times of saves and
+/// evaluations) a detail.
 fn told(run: &RunContext, lines: &str) -> LoopRequest {
     let is_asked = run.state.config.logger.timing_log_level > 0;
     let (request, lines) = (LoopRequest::default(), lines.trim_end());
@@ -63,7 +63,7 @@ impl Subsystem for Times {
         Ok(self.lines.take().map_or_else(LoopRequest::default, |lines| told(run, &lines)))
     }
 
-    /// Tells the times since the last report: those of what came after it, such as the last save.
+    /// Reports the times since the last report, such as the time of the last save.
     fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         if end.is_ok()
             && !run.state.config.logger.skip_train_metrics_log

@@ -136,7 +136,7 @@ mod tests {
         for (values, expected) in [
             (&[7, 7, 7, 7][..], &[false, false, false, false][..]),
             (&[7, 7, 9, 7], &[false, false, true, false]),
-            // Nobody knows who is right.
+            // Without a majority, all ranks are named.
             (&[7, 9], &[true, true]),
             (&[7, 7, 9, 9], &[true, true, true, true]),
             (&[7, 7, 8, 9], &[false, false, true, true]),

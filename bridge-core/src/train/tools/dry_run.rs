@@ -1,5 +1,5 @@
-//! A run of two steps on mock data that shows what the real one needs: memory, time for a step,
-//! time for all of it. The first step is not timed, because allocators and thread pools fill in it.
+//! A run of two steps on mock data that measures the needs of the real run: memory, time for a
+//! step, total time. The first step is not timed, because allocators and thread pools fill in it.
 
 use std::path::{Path, PathBuf};
 

@@ -57,7 +57,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     }
     if has_pretrained {
         let key = if config.checkpoint.load.is_some() { "checkpoint.load" } else { "checkpoint.pretrained_checkpoint" };
-        // What is not Bridge's own is looked at, and imported by the run that starts from it.
+        // A checkpoint of another format is only checked; the run that starts from it imports it.
         let checked = check_foreign(config, &registry.weights).and_then(|is_foreign| match is_foreign {
             true => Ok(()),
             false => find_start(config, &registry.weights, &ProcessGroups::single(), None).map(drop),

@@ -1,6 +1,6 @@
-//! The learning-rate finder: a short run whose learning rate grows from step to step, from so
-//! little that nothing happens to so much that the loss rises. What it shows becomes a table, a
-//! picture and a suggestion. The model that it trains is thrown away.
+//! The learning-rate finder: a short run whose learning rate grows from step to step until the loss
+//! rises. Its results are a table, a plot and a suggested learning rate. The trained model is
+//! discarded.
 //!
 //! After L. Smith, "Cyclical Learning Rates for Training Neural Networks" (2017), section 3.3.
 
@@ -69,7 +69,7 @@ pub fn sweeping_recipe(recipe: &RawConfig, config: &RunConfig) -> RawConfig {
     short.generate = GenerateConfig::default();
     // The setting is about evaluations, and a sweep has none.
     short.dataset.config.data_sharding = GptDatasetConfig::default().data_sharding;
-    // That a loss is not finite is what the sweep wants to see.
+    // A sweep expects losses that are not finite.
     short.rerun_state_machine.check_for_nan_in_loss = false;
     short.rerun_state_machine.check_for_spiky_loss = false;
     short.ddp.check_for_nan_in_grad = false;
@@ -88,9 +88,9 @@ struct Point {
 struct Finding {
     /// The learning rate to begin with; `None` where the loss never fell.
     suggestion: Option<f64>,
-    /// Why.
+    /// Reason for the suggestion.
     reason: String,
-    /// All steps.
+    /// Learning rate and loss of all steps.
     points: Vec<Point>,
 }
 
@@ -174,7 +174,7 @@ impl LearningRateSweep {
         text
     }
 
-    /// Writes picture and figures next to the logs, and says what was found.
+    /// Writes plot and figures next to the logs, and prints the result.
     fn report(&self, run: &RunContext) -> Result<(), SubsystemError> {
         if self.points.is_empty() {
             run.note("the learning-rate finder saw no finite loss");

@@ -82,7 +82,7 @@ pub fn measuring_recipe(
         ..LoggerConfig::default()
     };
     short.checkpoint = CheckpointConfig::default();
-    // Ranks would exchange what they tell of themselves.
+    // These subsystems would add communication between ranks.
     (short.straggler, short.nvrx_straggler) = (None, None);
     // A plan is of steps that run once.
     if short.rerun_state_machine.rerun_mode == RerunMode::ReportDeterminismStats {
@@ -93,7 +93,7 @@ pub fn measuring_recipe(
     short
 }
 
-/// A dynamic loss scale begins so high that the first steps are skipped, and what is skipped cannot
+/// A dynamic loss scale begins so high that the first steps are skipped, and skipped steps cannot
 /// be measured.
 fn scale_losses_by_one(recipe: &mut RawConfig) {
     let is_float16 = match &recipe.mixed_precision {
@@ -122,10 +122,10 @@ fn scale_losses_by_one(recipe: &mut RawConfig) {
     }
 }
 
-/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank what it
-/// communicated in the last step, what it holds, and how long it waited for gradients. With
-/// `link_gbps`, each rank can send that many gigabits a second and no more
-/// ([`ThrottledCommunicator`]). `options` makes the options of one rank.
+/// Trains a [`measuring_recipe`] on ranks that are threads, and returns for each rank its
+/// communication in the last step, its memory, and its wait for gradients. With `link_gbps`, each
+/// rank can send that many gigabits a second and no more ([`ThrottledCommunicator`]). `options`
+/// makes the options of one rank.
 ///
 /// # Errors
 /// As [`pretrain`].
@@ -165,7 +165,7 @@ pub fn measure(
     })
 }
 
-/// Remembers what was counted between the ends of the last two steps, and the times of all.
+/// Recorder of the counts between the ends of the last two steps, and of the times of all steps.
 #[derive(Clone)]
 struct Steps {
     ledger: Ledger,

@@ -23,8 +23,8 @@ pub struct Gathered {
     pub statistics: Statistics,
 }
 
-/// The statistics of this rank, in steps whose tensors are looked at. Otherwise each tensor costs
-/// the look whether they are.
+/// The statistics of this rank, in steps whose tensors are inspected. In other steps each tensor
+/// costs one atomic load.
 #[derive(Default)]
 pub struct Inspector {
     is_on: AtomicBool,
@@ -44,9 +44,8 @@ struct State {
 }
 
 impl Inspector {
-    /// Looks at tensors from now on, as the rules say that are due. Without any, nothing is looked
-    /// at. The residual stream is left to another rank that holds the same, unless this one
-    /// `counts_streams`.
+    /// Starts inspecting tensors by the given rules; without rules, stops. Unless `counts_streams`,
+    /// another rank with the same residual stream inspects the stream.
     pub fn begin<'r>(&self, due: impl IntoIterator<Item = &'r Rule>, counts_streams: bool) {
         let due = due.into_iter().map(|rule| (rule.clone(), Box::new(rule.matcher()) as Matcher));
         let state = State { due: due.collect(), counts_streams, ..State::default() };
@@ -84,14 +83,14 @@ impl Inspector {
         self.state().factors = Some((of_parameters, of_streams));
     }
 
-    /// Forgets what was added: a pass over the micro-batches is made again.
+    /// Drops all added statistics, because the pass over the micro-batches is repeated.
     pub fn restart(&self) {
         if self.is_on() {
             self.state().kept.clear();
         }
     }
 
-    /// Looks no more, and gives what was added, by name and kind.
+    /// Ends the inspection, and returns the added statistics, by name and kind.
     pub fn end(&self) -> Vec<Gathered> {
         self.is_on.store(false, Ordering::Relaxed);
         let State { due, kept, factors, .. } = std::mem::take(&mut *self.state());

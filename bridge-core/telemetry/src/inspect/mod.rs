@@ -1,5 +1,5 @@
-//! Statistics of tensors (`[tensor_inspect]`): which are taken of what and when, and what they are.
-//! Plain numbers: who has the tensors hands them in.
+//! Statistics of tensors (`[tensor_inspect]`): selection of tensors and steps, and computation.
+//! Plain numbers: owners of tensors pass their values in.
 
 mod inspector;
 mod statistics;

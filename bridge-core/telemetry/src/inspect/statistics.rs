@@ -7,12 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use bridge_config::tensor_features::Statistic;
 
-/// Numbers that are looked at together; parts are put together in their order, so that results do
-/// not depend on who was faster.
+/// Numbers that a thread processes together. Parts are combined in order, so that results do not
+/// depend on the speed of threads.
 const PART: usize = 1 << 15;
 
-/// Exponents of float32: those of subnormal numbers and of zero are 0, those of what is not finite
-/// 255.
+/// Number of exponents of float32: 0 for subnormal numbers and zero, 255 for NaN and infinity.
 const EXPONENTS: usize = 256;
 
 /// Formats in which underflows are counted: the largest magnitude that rounds to zero, and the
@@ -85,7 +84,7 @@ impl Statistics {
         let mean = sum / finite as f64;
         let is_finite = |value: &&f32| value.is_finite();
         let squares = values.iter().filter(is_finite).map(|value| (f64::from(*value) - mean).powi(2)).sum();
-        // Zeros have the exponent of subnormal numbers, and are no power of two.
+        // Zeros have the exponent of subnormal numbers, and are not a power of two.
         counts[0] -= zeros;
         let histogram = (-127..).zip(counts[..EXPONENTS - 1].iter().copied()).filter(|(_, count)| *count > 0).collect();
         Self {
@@ -264,7 +263,7 @@ mod tests {
                 // Sums differ by the order of their summands.
                 prop_assert!(a.is_nan() && b.is_nan() || (a - b).abs() <= 1e-9 * (1.0 + a.abs()), "{}: {} {}", name, a, b);
             }
-            // What goes over the wire comes back as it was.
+            // Serialization preserves the statistics.
             let text = serde_json::to_string(&whole).unwrap();
             prop_assert_eq!(serde_json::from_str::<Statistics>(&text).unwrap(), whole);
         }

@@ -1,5 +1,4 @@
-//! Curves as they are drawn: smoothed, and thinned to what a picture can show. Drawing itself is in
-//! `chart`.
+//! Curves for drawing: smoothed, and thinned to the resolution of a picture. `chart` draws them.
 
 /// Points in the order of their first coordinate.
 pub type Curve = Vec<(f64, f64)>;
@@ -52,7 +51,7 @@ pub struct GrowingCurve {
 }
 
 impl GrowingCurve {
-    /// Adds a point behind all others.
+    /// Adds a point after all others.
     pub fn push(&mut self, point: (f64, f64)) {
         if self.stretch == 0 {
             self.points.push(point);
@@ -136,7 +135,7 @@ mod tests {
     fn the_smoothed_curve_ends_where_the_losses_end() {
         for (length, decay) in [(60_i32, 0.5), (600, 0.3), (6000, 0.3), (20_000, 0.1)] {
             let loss = |i: i32| 2.0 + 4.0 * (1.0 + f64::from(i)).powf(-decay);
-            // Uniform, from a generator that is good enough for it.
+            // Uniform noise of a linear congruential generator.
             let mut state = 12_345_u64;
             let mut noise = || {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

@@ -43,9 +43,9 @@ impl EnergyCounters {
 }
 
 impl Counter {
-    /// The counter of a zone, if it counts what no other zone does: cores and graphics are parts of
-    /// their package, and a package seen through another interface (`intel-rapl-mmio`) is the same
-    /// one.
+    /// The counter of a zone, unless another zone counts the same energy: cores and graphics are
+    /// parts of their package, and a package seen through another interface (`intel-rapl-mmio`) is
+    /// the same one.
     fn open(zone: &Path) -> Option<Self> {
         let is_rapl = zone.file_name()?.to_str()?.starts_with("intel-rapl:");
         let name = text(zone, "name")?;

@@ -1,5 +1,5 @@
-//! Files of the flight recorder: what a rank had called its communicators for when a run ended
-//! badly, and what those of several ranks say together. Who records is a subsystem of the run.
+//! Files of the flight recorder: the last communicator calls of a rank when a run failed, and the
+//! comparison of several ranks' files. A subsystem of the run records them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -78,9 +78,9 @@ pub struct Entry {
 pub enum State {
     /// The rank is in it, or has started it and not seen its end.
     Active,
-    /// It is done.
+    /// The call has completed.
     Done,
-    /// It ended with an error.
+    /// The call ended with an error.
     Failed,
 }
 
@@ -111,19 +111,19 @@ impl FlightRecord {
 pub struct Missing {
     /// Name of the group.
     pub group: String,
-    /// The operation that others are in.
+    /// The operation in which other ranks wait.
     pub operation: String,
     /// Number of the call among those of the group.
     pub sequence: u64,
     /// The ranks that are in it.
     pub waiting: Vec<usize>,
-    /// Ranks that did not arrive, or arrived after others had given up; a rank without a record
-    /// counts only if another rank waited for it.
+    /// Ranks that did not arrive, or arrived after other ranks had given up; a rank without a
+    /// record counts only if another rank waited for it.
     pub missing: Vec<usize>,
 }
 
-/// Ranks that did not arrive at calls in which others wait. Messages between two ranks are numbered
-/// by each rank alone, and left out.
+/// Ranks that did not arrive at calls in which other ranks wait. Messages are not compared, because
+/// each rank numbers its own.
 pub fn missing(records: &[FlightRecord]) -> Vec<Missing> {
     let mut found: BTreeMap<(&str, &[usize], u64), Missing> = BTreeMap::new();
     for record in records {
@@ -185,7 +185,8 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].waiting.clone(), found[0].missing.clone(), found[0].sequence), expected);
         assert_eq!(records[0].last_open().map(|entry| entry.sequence), Some(4));
-        // One that was killed left nothing: who waited for it says so.
+        // A killed rank leaves no record: it is found from the records of the ranks that waited for
+        // it.
         let found = missing(&[record(0, 5, Some(4), vec![1]), record(2, 5, Some(4), vec![1])]);
         assert_eq!((found[0].waiting.clone(), found[0].missing.clone()), (vec![0, 2], vec![1]));
         assert!(

@@ -1,4 +1,4 @@
-//! Health of the ranks of a run, in files of its log folder that others read while it runs:
+//! Health of the ranks of a run, in files of its log folder that other programs read while it runs:
 //! heartbeats and restarts from the supervisor, and the scores of slow ranks.
 
 use std::io;
@@ -26,7 +26,7 @@ pub struct Supervision {
     pub max_restarts: u32,
     /// The last restarts.
     pub restarts: Vec<Restart>,
-    /// The last that was heard of each rank, where ranks send heartbeats.
+    /// The last heartbeat of each rank, if ranks send heartbeats.
     pub ranks: Vec<RankSign>,
 }
 
@@ -37,7 +37,7 @@ pub struct Restart {
     pub number: u32,
     /// Seconds since 1970.
     pub at: u64,
-    /// Why the run before it ended.
+    /// Reason for the end of the previous run.
     pub why: String,
     /// Checkpoint that the restart resumes from.
     pub from: String,
@@ -52,11 +52,11 @@ pub struct RankSign {
     pub process: u32,
     /// Section that the rank is in.
     pub section: String,
-    /// For how many seconds it was at it then.
+    /// Seconds in the section at the time of the heartbeat.
     pub seconds: f64,
-    /// After how many it is late, if there is a limit.
+    /// Time limit of the section in seconds, if there is one.
     pub limit: Option<f64>,
-    /// Seconds since 1970 when it was heard.
+    /// Arrival of the heartbeat in seconds since 1970.
     pub heard: u64,
 }
 
@@ -94,11 +94,11 @@ pub struct RankScore {
     pub rank: usize,
     /// Machine of the rank.
     pub node: String,
-    /// From 0 to 1, as against other ranks of its stage.
+    /// Score from 0 to 1, relative to the other ranks of its stage.
     pub relative: Option<f64>,
-    /// From 0 to 1, as against its own past.
+    /// Score from 0 to 1, relative to the rank's earlier times.
     pub individual: Option<f64>,
-    /// Seconds of a step that it works, waits for data and is in calls.
+    /// Seconds of a step that the rank computes, waits for data and spends in collectives.
     pub times: [f64; 3],
     /// True if the rank is slower than the thresholds allow.
     pub is_slow: bool,

@@ -1,5 +1,5 @@
-//! Numbers as log files write them. JSON has no NaN or infinity, so those become the strings
-//! `"NaN"`, `"Infinity"` and `"-Infinity"`, which most languages' float parsers read back.
+//! Numbers in log files. JSON has no NaN or infinity, so these become the strings `"NaN"`,
+//! `"Infinity"` and `"-Infinity"`, which float parsers of most languages accept.
 
 use serde::{Serialize, Serializer};
 

@@ -1,4 +1,4 @@
-//! The losses of a run as curves: what its own picture shows, and one of several runs.
+//! The losses of a run as curves, for its own plot and for plots of several runs.
 
 use serde_json::{Map, Value};
 
@@ -24,7 +24,7 @@ const RUNS: [Colour; 8] = [
 /// Smallest number of points of a smoothed curve; curves with fewer points have a dot for each.
 const MIN_SMOOTHED: usize = 10;
 
-/// Losses over iterations. Those that are not finite are left out.
+/// Losses over iterations. Losses that are not finite are left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Losses {
     /// Training losses.

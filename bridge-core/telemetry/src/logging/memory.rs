@@ -70,7 +70,7 @@ impl AllocatorMemory {
     }
 }
 
-/// Memory of the machine that is in use, by all processes: what Linux says could not be had without
+/// Memory of the machine in use by all processes: memory that Linux reports as unavailable without
 /// swapping.
 pub fn used_on_machine() -> Option<u64> {
     used_of(&fs::read_to_string("/proc/meminfo").ok()?)
@@ -105,8 +105,8 @@ pub struct RankMemory {
 }
 
 impl RankMemory {
-    /// The value of one of [`MEMORY_STATISTICS`]; `None` where nobody keeps it. A device with
-    /// memory of its own is asked before the process's allocator, which has no tensors there.
+    /// The value of one of [`MEMORY_STATISTICS`]; `None` if it is not available. A device with
+    /// memory of its own takes precedence over the process's allocator, which has no tensors then.
     pub fn statistic(&self, name: &str) -> Option<u64> {
         let allocator = self.allocator.filter(|_| self.device.is_none());
         let of = |device: fn(DeviceMemory) -> u64, of_allocator: fn(AllocatorMemory) -> u64| {
@@ -126,8 +126,8 @@ impl RankMemory {
     }
 
     /// The figures by name, bytes in gigabytes (10^9) to five significant digits: those of `keys`,
-    /// or else what is known of the process and of a device with memory of its own. What nobody
-    /// keeps is left out.
+    /// or else those of the process and of a device with memory of its own. Unavailable figures are
+    /// left out.
     pub fn metrics(&self, keys: Option<&BTreeMap<String, String>>) -> Vec<(String, f64)> {
         let figure = |(statistic, name): (&str, &str)| {
             let value = self.statistic(statistic)? as f64;
@@ -185,8 +185,8 @@ impl MemoryOfRanks {
             .max_by_key(|device| (device.allocated_bytes, device.reserved_bytes))
     }
 
-    /// The ranks whose figures are worth a line each: first replicas, of those that share a process
-    /// and have no memory of their own the first.
+    /// The ranks whose figures are printed on a line each: ranks of the first replica, but only the
+    /// first of several ranks in a process without device memory.
     pub fn speakers(&self) -> Vec<(usize, &RankMemory)> {
         let mut processes = BTreeSet::new();
         let first = self.0.iter().enumerate().filter(|(_, memory)| memory.is_first_replica);
@@ -258,7 +258,7 @@ mod tests {
         ]);
         let expected = [("a gigabytes", 3.0), ("b", 5.0), ("bytes of c", 17.0), ("u", 9e-9), ("r", 6.1235)];
         assert_eq!(named(&memory.metrics(Some(&asked))), expected);
-        // Tensors are on the device: what the process's allocator holds is another thing.
+        // Tensors are on the device, so the figures of the process's allocator do not count.
         let on_device = RankMemory { allocator: Some(allocator), ..rank(1, true, 10, Some(5)) };
         assert_eq!(named(&on_device.metrics(Some(&asked))), [("a gigabytes", 5e-9), ("bytes of c", 4.0)]);
         let of_all = MemoryOfRanks(vec![memory, on_device]);

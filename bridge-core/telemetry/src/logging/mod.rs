@@ -1,6 +1,6 @@
 //! Output of a run: console lines, metrics files, TensorBoard events, progress, plots. Everything
-//! is a value that is passed around; there is no global logger. Nothing here decides what training
-//! does.
+//! is a value that is passed around; there is no global logger. This crate does not control
+//! training.
 
 mod bars;
 pub mod chart;

@@ -4,7 +4,8 @@
 /// Longest time that is written out, in days.
 const MOST_DAYS: u64 = 9999;
 
-/// A length of time: `42 s`, `2 min 33 s`, `2 h 05 min`, `3 d 04 h`; `?` for what is no time.
+/// A length of time: `42 s`, `2 min 33 s`, `2 h 05 min`, `3 d 04 h`; `?` for a negative, NaN or
+/// infinite value.
 pub fn duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".into();
@@ -53,7 +54,7 @@ pub fn with_prefix(value: f64) -> String {
         return special(value).into();
     }
     let prefixes = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
-    // What rounds to the next prefix has that one.
+    // A value that rounds up to the next prefix uses that prefix.
     match prefixes.into_iter().find(|(unit, _)| value.abs() >= unit * 0.9995) {
         Some((unit, prefix)) if value.abs() < 1e15 => format!("{}{prefix}", three_digits(value / unit)),
         None => format!("{value:.0}"),

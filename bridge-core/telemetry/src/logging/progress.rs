@@ -170,7 +170,7 @@ impl Drop for PlainHandle {
 pub(super) mod tests {
     use super::*;
 
-    /// Output that a test can look at.
+    /// Captured output for tests.
     #[derive(Clone, Default)]
     pub(in crate::logging) struct Captured(Arc<Mutex<Vec<u8>>>);
 

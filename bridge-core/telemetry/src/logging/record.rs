@@ -1,6 +1,6 @@
 //! Records for sinks: figures of a step or an evaluation, and events of checkpoints. A figure is
-//! declared once, with every place where it shows; sinks iterate over the figures. Nothing here
-//! knows how a sink writes them.
+//! declared once, with every place where it shows; sinks iterate over the figures. This file does
+//! not define formats of sinks.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -154,7 +154,7 @@ impl Figure {
 pub enum Split {
     /// For evaluation while training.
     Valid,
-    /// For the end.
+    /// For evaluation after training.
     Test,
 }
 
@@ -197,8 +197,7 @@ impl RecordKind {
     }
 }
 
-/// All figures of a step or an evaluation. Those that show in `metrics.jsonl` show there in this
-/// order.
+/// All figures of a step or an evaluation, in their order in `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
     /// Event that the record describes.
@@ -226,7 +225,8 @@ impl Record {
         self.figures.iter().find(is_it).and_then(|figure| figure.value.number())
     }
 
-    /// The fields of its line in `metrics.jsonl`; `None` where none of its figures shows there.
+    /// The fields of the record's line in `metrics.jsonl`; `None` if the file shows none of its
+    /// figures.
     pub fn fields(&self) -> Option<Vec<(String, MetricValue)>> {
         let shown = |figure: &Figure| Some((figure.name.to_string(), figure.file.clone()?));
         let head = [("kind".to_owned(), self.kind.name().into()), ("iteration".to_owned(), self.iteration.into())];
@@ -273,11 +273,11 @@ pub struct SaveRecord {
 /// End of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With its last iteration, or because a subsystem said that training is over.
+    /// The run finished its last iteration, or a subsystem ended training.
     Finished,
-    /// On the way, as it was asked to, for this reason.
+    /// The run was stopped early, for this reason.
     Stopped(String),
-    /// With this error.
+    /// The run failed with this error.
     Failed(String),
 }
 

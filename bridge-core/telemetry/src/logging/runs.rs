@@ -1,5 +1,5 @@
-//! Summary of the runs that have left files in their log folders: state, progress, losses. From
-//! their files only; nothing is written.
+//! Summary of the runs that have left files in their log folders: state, progress, losses. Reads
+//! their files only, and writes none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,17 +24,17 @@ const MOST_FOLDERS: usize = 20_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunState {
-    /// It trains.
+    /// The run trains.
     Training,
-    /// It is done.
+    /// The run has finished.
     Finished,
-    /// It was asked to stop.
+    /// The run stopped on request.
     Stopped,
-    /// It ended with an error.
+    /// The run ended with an error.
     Failed,
-    /// It ended without a word.
+    /// The run ended without recording an end.
     Killed,
-    /// It is of a release that did not note this.
+    /// The run's release did not record states.
     Unknown,
 }
 
@@ -85,7 +85,7 @@ pub struct Run {
     pub losses: Losses,
 }
 
-/// Runs that were found, and what could not be understood.
+/// Runs that were found, and folders and files that could not be read.
 #[derive(Debug, Default)]
 pub struct Found {
     /// In the order of their folders.
@@ -234,7 +234,7 @@ pub struct Difference {
 }
 
 /// The settings in which the configurations of `runs` differ. Runs without a known configuration
-/// have none of them.
+/// have no values.
 pub fn differences(runs: &[Run]) -> Vec<Difference> {
     let configs: Vec<&str> = runs.iter().map(|run| run.config.as_deref().unwrap_or_default()).collect();
     differences_of_configs(&configs)

@@ -1,5 +1,5 @@
 //! Contract of a sink, to which the records of a run go. The module `sinks` lists the sinks; the
-//! loop decides what follows from their errors.
+//! loop decides on the consequences of their errors.
 
 use bridge_data::untrusted_io;
 
@@ -89,21 +89,21 @@ pub struct SinkContext<'a> {
     pub config: &'a RunConfig,
     /// Name of the run, which a run that resumes it has too.
     pub run: &'a str,
-    /// Iterations that the run has done before. What files hold beyond them, from a run that was
-    /// interrupted, is dropped.
+    /// Iterations that the run has done before. Later records in files, from an interrupted run,
+    /// are dropped.
     pub iteration: u64,
     /// Samples that it has trained on before.
     pub consumed_samples: u64,
-    /// Part of the last iteration that a finished run repeats when it is started again.
+    /// Evaluations that a finished run repeats when it is started again.
     pub again: Option<MadeAgain>,
 }
 
-/// The evaluations that a run makes after training, which one that has nothing left to train makes
-/// again. Records of them are dropped.
+/// Evaluations after training. A run with nothing left to train repeats them, so their earlier
+/// records are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MadeAgain {
-    /// Validations after the last iteration that were made during training, before the others: they
-    /// stay.
+    /// Number of validations of the last iteration that were made during training, before the
+    /// repeated ones. Their records are kept.
     pub kept_validations: usize,
 }
 
@@ -146,7 +146,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// `what` cannot be written: the machine is at fault, or what is in its place.
+    /// `what` cannot be written: an error of the machine, or a file of another type is in its
+    /// place.
     pub fn log(what: impl Into<String>, error: impl Into<SinkError>) -> Self {
         let (what, source) = (what.into(), error.into());
         if is_refused(source.as_ref()) { Self::Damaged(what, source) } else { Self::Log(what, source) }

@@ -1,5 +1,5 @@
 //! Layout for terminals: width and colors, messages folded at words, columns of which the least
-//! important are dropped. The callers decide what is shown.
+//! important are dropped. The callers decide on the content.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -18,8 +18,8 @@ const USUAL: usize = 80;
 /// Width that narrower terminals are treated as. Their lines wrap.
 const LEAST: usize = 20;
 
-/// Cells that a line may take on a terminal: `COLUMNS` if it is set, else what the system says of
-/// `term`. The last one stays free, because some terminals wrap when it is written.
+/// Cells that a line may take on a terminal: `COLUMNS` if it is set, else the size that the system
+/// reports for `term`. The last one stays free, because some terminals wrap when it is written.
 fn usable(term: &Term) -> usize {
     let given = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse().ok()).filter(|n| *n > 0);
     let asked = || term.size_checked().map(|(_, columns)| usize::from(columns)).filter(|n| *n > 0);
@@ -29,8 +29,8 @@ fn usable(term: &Term) -> usize {
 /// The file for results, if the program keeps standard output for them.
 static OUTPUT: OnceLock<File> = OnceLock::new();
 
-/// Makes `file` the standard output of this program's own results, whatever libraries print to the
-/// descriptor. Only the first call counts.
+/// Makes `file` the standard output of this program's own results, separate from output of
+/// libraries to the descriptor. Only the first call counts.
 pub fn keep_output(file: File) {
     // A second file would split the results.
     let _ = OUTPUT.set(file);
@@ -141,8 +141,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// `text` as [`printable`] has it, but for colours: escapes that only choose colours and weights of
-/// what follows.
+/// [`printable`] text that keeps escapes for colours and font weights.
 pub fn printable_in_colours(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
@@ -170,7 +169,7 @@ pub fn complain(text: &str) {
     let text = &printable(text);
     let fitted =
         if stderr.is_terminal() { highlighted(&folded(text, usable(&Term::stderr()))) } else { text.to_string() };
-    // There is nobody left to tell that this failed.
+    // A failed write cannot be reported anywhere.
     let _ = writeln!(AutoStream::new(stderr.lock(), colours()), "{fitted}");
 }
 
@@ -189,7 +188,7 @@ pub(super) fn highlighted(text: &str) -> String {
 }
 
 /// A text whose lines take at most `width` cells: longer ones go on in lines that are indented by
-/// two cells more. Words longer than a line are cut, behind a `/` where there is one. Tabs become
+/// two cells more. Words longer than a line are cut, after a `/` where there is one. Tabs become
 /// spaces, and other control characters are left out.
 pub fn folded(text: &str, width: usize) -> String {
     let lines: Vec<String> = text.lines().flat_map(|line| folded_line(line, width.max(2))).collect();
@@ -209,7 +208,7 @@ fn folded_line(line: &str, width: usize) -> Vec<String> {
         for piece in pieces(word, width - indent - 2) {
             let last = lines.last_mut().expect("there is a first line");
             if measure_text_width(&format!("{last}{}", piece.trim_end())) > width && !last.trim_start().is_empty() {
-                // Blanks never begin a line: they would take cells from the word behind them.
+                // Blanks never begin a line: they would take cells from the word after them.
                 if !piece.trim().is_empty() {
                     lines.push(" ".repeat(indent + 2) + piece);
                 }
@@ -221,7 +220,7 @@ fn folded_line(line: &str, width: usize) -> Vec<String> {
     lines.iter().map(|line| line.trim_end().to_owned()).collect()
 }
 
-/// A word in pieces of at most `width` cells, cut behind a `/` where there is one.
+/// A word in pieces of at most `width` cells, cut after a `/` where there is one.
 fn pieces(word: &str, width: usize) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = word;
@@ -254,7 +253,7 @@ pub struct Column {
     pub weight: u8,
 }
 
-/// The columns that fit into `width` cells behind `head`, which is cut only where it is alone: all
+/// The columns that fit into `width` cells after `head`, which is cut only where it is alone: all
 /// of them with two spaces between them or with one, or else without those of the least weight.
 pub fn in_columns(head: &str, columns: &[Column], width: usize) -> String {
     let mut kept: Vec<&Column> = columns.iter().filter(|column| !column.text.is_empty()).collect();

@@ -6,9 +6,9 @@ use super::numbers::with_exponent;
 /// Outcome of the optimizer step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepOutcome {
-    /// It did.
+    /// The optimizer updated the parameters.
     Advanced,
-    /// It did not, because gradients overflowed.
+    /// The optimizer skipped the update, because gradients overflowed.
     Skipped,
 }
 

@@ -1,5 +1,5 @@
 //! Named timers by level of detail, drained per log interval; while a step is traced, each is a
-//! span as well. Who gathers the ranks' times, and who puts up barriers, is the loop.
+//! span as well. The loop gathers the times of ranks and runs barriers.
 
 mod spans;
 
@@ -49,8 +49,8 @@ impl Timers {
         self
     }
 
-    /// The moment, once the device has done what it was given before; where no parts of steps are
-    /// timed nobody waits.
+    /// The time after all earlier work of the device. If timers of `level` are off, this does not
+    /// wait.
     pub fn now_at(&self, level: TimerLevel) -> Instant {
         if let Some(wait) = self.wait.as_ref().filter(|_| self.run_at(level)) {
             wait();
@@ -74,7 +74,7 @@ impl Timers {
         self.start_of(name, level, Labels::default())
     }
 
-    /// As [`start`](Self::start), of what `labels` say.
+    /// [`start`](Self::start) with labels.
     pub fn start_of<'a>(&'a self, name: &'static str, level: TimerLevel, labels: Labels) -> TimerGuard<'a> {
         self.guard(name, self.run_at(level).then(|| (level, self.now_at(level))), labels)
     }
@@ -109,7 +109,7 @@ impl Timers {
         }
     }
 
-    /// Takes what has accumulated and starts again at zero.
+    /// Returns the accumulated times and starts again at zero.
     pub fn drain(&self) -> TimerReport {
         let totals = std::mem::take(&mut *self.lock());
         TimerReport { seconds: totals.into_iter().map(|(name, total)| (name, total.as_secs_f64())).collect() }

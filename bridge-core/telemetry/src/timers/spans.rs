@@ -49,11 +49,11 @@ pub struct Spans {
     marks: Mutex<Option<Arc<dyn Marks>>>,
 }
 
-/// Ranges in the tool of somebody else, one in the other, of the thread that works.
+/// Nested ranges of the current thread in an external profiler.
 pub trait Marks: std::fmt::Debug + Send + Sync {
-    /// A range begins.
+    /// Begins a range.
     fn push(&self, name: &str);
-    /// The innermost one ends.
+    /// Ends the innermost range.
     fn pop(&self);
 }
 
@@ -77,7 +77,7 @@ impl Spans {
         self.is_on.store(true, Ordering::Relaxed);
     }
 
-    /// Records no more, and takes what was recorded.
+    /// Stops recording, and returns the recorded spans.
     pub fn take(&self) -> Vec<Span> {
         self.is_on.store(false, Ordering::Relaxed);
         std::mem::take(&mut *lock(&self.kept))
@@ -152,7 +152,8 @@ impl Spans {
         }
     }
 
-    /// Notes that backward has come to the output of a segment: it has left those behind.
+    /// Notes that backward has reached the output of a segment, and so has finished the later
+    /// segments.
     pub fn backward_reached(&self, segment: usize) {
         lock(&self.reached).push((segment, Instant::now()));
     }

@@ -1,4 +1,4 @@
-//! The receiver's end of a link: what has come, and who waits for what.
+//! The receiver's end of a link: arrived messages and waiting receives.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
@@ -15,7 +15,7 @@ use bridge_dist::comm::{CommError, CommErrorKind, DType, Group};
 /// until then the other rank waits for an answer.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A message that has come.
+/// A message that has arrived.
 pub(super) struct Message {
     pub dtype: DType,
     pub len: u64,
@@ -44,7 +44,7 @@ impl Drop for Incoming {
     fn drop(&mut self) {
         lock(&self.inbox.state).closed = Some(Instant::now());
         self.inbox.changed.notify_all();
-        // A panic of the thread has been printed, and there is nobody to tell.
+        // A panic of the thread has been printed already.
         let _ = self.thread.take().map(thread::JoinHandle::join);
     }
 }
@@ -79,7 +79,7 @@ impl Inbox {
         let (sender, outcome) = mpsc::channel();
         let mut mail = lock(&self.state);
         match mail.early.get_mut(&tag).and_then(VecDeque::pop_front) {
-            // The receiver is at hand.
+            // The channel's receiver exists, so sending cannot fail.
             Some(message) => drop(sender.send(Ok(message))),
             // The sender is dropped where the thread has ended.
             None if mail.closed.is_some() => {}

@@ -1,13 +1,13 @@
-//! Messages of device memory. NCCL has no tags, and what two ranks send each other on one
-//! communicator is in one order, so each direction between two ranks is a link of its own: a
-//! communicator of these two with a stream, and a thread at either end. Knows nothing of CUDA.
+//! Messages of device memory. NCCL has no tags, and orders all messages of two ranks on one
+//! communicator. So each direction between two ranks is a separate link: a communicator of these
+//! two with a stream, and a thread at either end. This module does not use CUDA.
 //!
-//! The sender's thread says what comes, by a header on the bootstrap group, and calls NCCL when the
-//! receiver's thread has answered that it does the same. So nothing is on a device whose other end
-//! may not come, and a missing rank is found on the host. The receiver takes messages in the order
-//! of the headers, whatever their tags, while it waits for any: what comes before its own receive
-//! has started is kept for it. So no schedule can stand still over the order of messages that the
-//! contract leaves open, nor over that of the two directions.
+//! The sender's thread announces a message by a header on the bootstrap group, and calls NCCL when
+//! the receiver's thread has answered. So no device waits for a peer that may be missing, and a
+//! missing rank is found on the host. The receiver takes messages in the order of the headers, with
+//! any tag, while it waits for any message: a message that arrives before its receive has started
+//! is kept. So no schedule can deadlock because of the order of messages with different tags, or of
+//! the two directions.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -28,11 +28,11 @@ mod tests;
 
 use inbox::{Expected, Inbox, Incoming, Message};
 
-/// Tags on the group of headers, which [`handshake`](super::handshake) uses too: what comes, and
-/// the answer.
+/// Tags of headers and answers on the control group, which [`handshake`](super::handshake) uses,
+/// too.
 const HEADER: u32 = 2;
 const ANSWER: u32 = 3;
-/// For what a [`Way`] exchanges to connect a link.
+/// Tag of the data that a [`Way`] exchanges to connect a link.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only CUDA devices need it"))]
 pub(super) const CONNECT: u32 = 4;
 
@@ -62,7 +62,7 @@ pub(super) trait Channel: Send {
     /// `sent` is the sender's signature; the memory is to lie where that of `like` does.
     fn receive(&mut self, sent: &Signature, like: &DevicePart) -> Result<DevicePart, CarrierError>;
 
-    /// Aborts what is in progress. The channel is not used afterwards.
+    /// Aborts the transfer in progress. The channel is not used afterwards.
     fn abort(&mut self);
 }
 
@@ -141,7 +141,7 @@ impl<W: Way> Links<W> {
 }
 
 impl<W: Way> Drop for Links<W> {
-    /// Waits for what was started to be sent; messages that nobody has received are lost.
+    /// Waits for started sends; messages that have not been received are lost.
     fn drop(&mut self) {
         for (_, worker) in std::mem::take(&mut *lock(&self.outgoing)) {
             worker.finish();
@@ -167,7 +167,7 @@ fn timed_out(waited: Duration, peer: usize) -> Failure {
     Box::new(CommErrorKind::Timeout { waited, missing: vec![(peer, String::new())] })
 }
 
-/// An end of a link with what moves its data, which its thread has.
+/// An end of a link with the channel that moves its data, owned by the link's thread.
 struct Port<W: Way> {
     end: End,
     way: W,
@@ -207,7 +207,7 @@ impl<W: Way> Port<W> {
         }
     }
 
-    /// The next message and its tag; `None` if nobody wants one any more.
+    /// The next message and its tag; `None` if no receive waits any more.
     fn receive(&mut self, inbox: &Inbox) -> Result<Option<(u32, Message)>, Failure> {
         let End { control, peer, .. } = self.end.clone();
         let header = control.start_recv(DType::U8, Signature::ENCODED, peer, HEADER).map_err(|error| error.kind)?;
@@ -225,7 +225,7 @@ impl<W: Way> Port<W> {
         Ok(Some((tag, Message { dtype, len, part })))
     }
 
-    /// Receives as long as anybody waits for a message.
+    /// Receives messages while a receive is waiting.
     fn receive_all(mut self, inbox: &Inbox) {
         while inbox.is_wanted() {
             let received = catch_unwind(AssertUnwindSafe(|| self.receive(inbox)))
@@ -249,7 +249,8 @@ impl<W: Way> Drop for Port<W> {
 }
 
 impl End {
-    /// The buffer of a request, when it is complete; `None` if `gives_up` says so before.
+    /// Waits for a request and returns its buffer; `None` if `gives_up` returns true before it is
+    /// complete.
     fn poll(&self, mut request: Request, gives_up: impl Fn() -> bool) -> Result<Option<HostBuffer>, Failure> {
         let mut pace = Pace::default();
         while !request.test().map_err(|error| error.kind)? {

@@ -17,7 +17,7 @@ use bridge_dist::schedule::{Action, Direction, Message, PipelineShape, ScheduleK
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(400);
 
-/// Bytes that nobody but the stand-in looks into.
+/// Bytes that only the stand-in reads.
 #[derive(Debug)]
 struct HostMemory(Vec<u8>);
 
@@ -249,7 +249,7 @@ fn waiting_ends_with_the_time_limit() {
         assert!(matches!(*error.kind, CommErrorKind::Timeout { .. }), "{error}");
     }
     assert!(receiver.to_string().ends_with("waited 400ms for rank 1"), "{receiver}");
-    // Nobody receives.
+    // No rank receives.
     let both = errors(SHORT, None, |links, rank| links.start_send(&part(vec![7]), 1 - rank, 0)?.wait());
     assert!(both.iter().all(|error| matches!(*error.kind, CommErrorKind::Timeout { .. })), "{both:?}");
 }

@@ -53,7 +53,7 @@ pub(super) fn required(what: &str, argument: Option<Value>) -> Result<Value, Err
 /// An integer argument.
 ///
 /// # Errors
-/// A value that is no integer of 64 bits.
+/// A value that is not a 64-bit integer.
 pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
     value.as_int().ok_or_else(|| match value {
         Value::Undefined(message) => Error::new(&**message),
@@ -64,7 +64,7 @@ pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
 /// A width, count or precision of a filter.
 ///
 /// # Errors
-/// A value that is no integer, or more than 100,000.
+/// A value that is not an integer, or above 100,000.
 pub(super) fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
     let count = integer(name, value)?;
     if count > COUNT {
@@ -76,7 +76,7 @@ pub(super) fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
 /// A text argument.
 ///
 /// # Errors
-/// A value that is no text.
+/// A value that is not text.
 pub(super) fn text<'v>(what: &str, value: &'v Value) -> Result<&'v str, Error> {
     value.as_text().ok_or_else(|| Error::new(format!("{what}: expected text, found '{}'", value.type_name())))
 }
@@ -84,7 +84,7 @@ pub(super) fn text<'v>(what: &str, value: &'v Value) -> Result<&'v str, Error> {
 /// Start and stop of a search, as Python clamps them.
 ///
 /// # Errors
-/// A bound that is no integer.
+/// A bound that is not an integer.
 pub(super) fn bounds(length: usize, start: Option<&Value>, stop: Option<&Value>) -> Result<(usize, usize), Error> {
     let place = |value: Option<&Value>, usual: usize| match value {
         None | Some(Value::None) => Ok(usual),

@@ -57,7 +57,7 @@ impl std::fmt::Display for Token {
 /// The tokens of `source`, each with its line.
 ///
 /// # Errors
-/// Text that is no token; comments and raw blocks without an end.
+/// Text that is not a token; comments and raw blocks without an end.
 pub(super) fn tokens(source: &str) -> Result<Vec<(Token, u32)>, Error> {
     let mut text = source.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {
@@ -79,7 +79,7 @@ struct Lexer<'s> {
     found: Vec<(Token, u32)>,
 }
 
-/// Opening of a tag: its sign and the place behind it.
+/// Opening of a tag: its sign and the place after it.
 struct Opening {
     sign: Option<u8>,
     end: usize,
@@ -125,8 +125,8 @@ impl<'s> Lexer<'s> {
         Ok(())
     }
 
-    /// The text up to `end`, stripped as the sign of the tag behind it says. `None`: nothing is
-    /// stripped.
+    /// The text up to `end`, stripped according to the sign of the tag that follows. `None` strips
+    /// nothing.
     fn data(&mut self, end: usize, sign: Option<Option<u8>>) {
         let line = self.line;
         let text = &self.text[self.at..end];
@@ -163,7 +163,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// The place behind a tag of one word, of which `from` is inside.
+    /// The place after a tag of one word, of which `from` is inside.
     fn end_of_word_tag(&self, from: usize, word: &str, trims: bool) -> Option<usize> {
         let rest = self.text[from..].trim_start_matches(is_space).strip_prefix(word)?;
         let rest = rest.trim_start_matches(is_space);

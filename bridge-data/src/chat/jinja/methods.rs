@@ -56,7 +56,7 @@ const MORE_TEXT: [&str; 3] = ["title", "upper", "zfill"];
 const DICT: [&str; 5] = ["copy", "get", "items", "keys", "values"];
 const LIST: [&str; 3] = ["copy", "count", "index"];
 const TUPLE: [&str; 2] = ["count", "index"];
-/// Methods that change what they are called on.
+/// Methods that change their object.
 const MUTATING: [&str; 12] = [
     "append",
     "clear",

@@ -50,7 +50,7 @@ impl Template {
         Ok(Self { body, names, has_generation })
     }
 
-    /// True if the template marks what the assistant generates (`{% generation %}`).
+    /// True if the template marks the assistant's generated text (`{% generation %}`).
     pub(super) fn has_generation(&self) -> bool {
         self.has_generation
     }

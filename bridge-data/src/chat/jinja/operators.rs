@@ -200,7 +200,7 @@ fn float(operator: Math, x: f64, y: f64) -> Result<Value, Error> {
 /// `-value`, or `+value`.
 ///
 /// # Errors
-/// A value that is no number.
+/// A value that is not a number.
 pub(super) fn signed(value: &Value, is_minus: bool) -> Result<Value, Error> {
     let sign = if is_minus { -1 } else { 1 };
     match value {
@@ -233,7 +233,7 @@ pub(super) fn compared(comparison: Comparison, a: &Value, b: &Value) -> Result<b
 /// `item in container`.
 ///
 /// # Errors
-/// A container that has no items; an item that it cannot have.
+/// A value that is not a container; an item of a type that the container cannot have.
 pub(super) fn contains(container: &Value, item: &Value) -> Result<bool, Error> {
     match container {
         Value::Text(text) | Value::Markup(text) => {
@@ -288,7 +288,7 @@ pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Va
         }
         other => return Ok(nothing(other)),
     } as i64;
-    // An index that is no integer makes the slice undefined, as in the sandbox.
+    // An index that is not an integer makes the slice undefined, as in the sandbox.
     let bound = |value: Option<&Value>| match value {
         None | Some(Value::None) => Some(None),
         Some(value) => {

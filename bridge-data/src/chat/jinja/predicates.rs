@@ -1,4 +1,4 @@
-//! Jinja2's tests: what stands behind `is`.
+//! Jinja2's tests, the operands of `is`.
 
 use super::ast::Comparison;
 use super::error::Error;

@@ -20,7 +20,7 @@ fn characters(string: &str) -> usize {
 }
 
 /// The part of a string between two bounds in characters, and the characters before it. `None`: the
-/// start is behind the end.
+/// start is after the end.
 fn within<'s>(string: &'s str, start: Option<&Value>, stop: Option<&Value>) -> Result<Option<(&'s str, usize)>, Error> {
     if start.is_none() && stop.is_none() {
         return Ok(Some((string, 0)));
@@ -281,7 +281,7 @@ pub(super) fn capitalized(string: &str) -> String {
     first + &rest.as_str().to_lowercase()
 }
 
-/// `str.title`: letters behind anything but a letter are capital.
+/// `str.title`: letters after anything but a letter are capital.
 fn title(string: &str) -> String {
     let (mut made, mut is_inside) = (String::with_capacity(string.len()), false);
     for character in string.chars() {
@@ -303,7 +303,7 @@ fn stripped<'s>(string: &'s str, name: &str, is_stripped: impl Fn(char) -> bool)
 /// `text.strip(chars)`.
 ///
 /// # Errors
-/// Characters that are no text.
+/// Characters that are not text.
 pub(super) fn strip(string: &str, characters: Option<&Value>) -> Result<Value, Error> {
     let given = characters.cloned().map_or_else(CallArguments::default, CallArguments::one);
     text_method(string, "strip", &given)
@@ -407,7 +407,7 @@ pub(super) fn centered(string: &str, width: usize) -> Result<Value, Error> {
     justified(string, "center", width, " ").map(Value::from)
 }
 
-/// `str(value)` as a value; text stays what it is.
+/// `str(value)` as a value; text is returned unchanged.
 ///
 /// # Errors
 /// A value that cannot be printed.

@@ -9,7 +9,7 @@ use super::value::{Dict, Value, View};
 /// Most digits of an integer that is printed, as in Python.
 const DIGITS: u64 = 4300;
 
-/// True for what Python's `str.isspace` calls whitespace.
+/// True for whitespace according to Python's `str.isspace`.
 pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
 }
@@ -162,7 +162,7 @@ pub(super) fn is_printable(character: char) -> bool {
     if character.is_ascii() {
         return matches!(character, ' '..='~');
     }
-    // Behind another character, so that a combining one is classified by its class alone.
+    // After another character, so that a combining one is classified by its class alone.
     let pair: String = ['a', character].into_iter().collect();
     pair.escape_debug().eq(pair.chars())
 }
@@ -197,7 +197,7 @@ impl Json {
     /// Adds a value to `text`.
     ///
     /// # Errors
-    /// Values that JSON has no form for; nesting that is too deep; a limit that is exceeded.
+    /// Values that JSON cannot represent; nesting that is too deep; a limit that is exceeded.
     pub(super) fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
         if depth > DEPTH {
             return Err(Error::too_much("it serializes values that are nested too deep"));

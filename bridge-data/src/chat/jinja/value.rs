@@ -386,11 +386,11 @@ impl Value {
         Ok(Rc::new(made))
     }
 
-    /// Refuses values that are nested too deep to be dropped: what grows from step to step of a
-    /// loop passes through a variable.
+    /// Refuses values that are nested too deep to be dropped. Assignments call it, because a value
+    /// that grows in a loop passes through a variable.
     ///
     /// # Errors
-    /// A value that is nested deeper than [`NESTED`], or too large to be looked through.
+    /// A value that is nested deeper than [`NESTED`], or too large to be traversed.
     pub(super) fn check_depth(&self, depth: usize) -> Result<(), Error> {
         if depth > NESTED {
             return Err(Error::too_much("it nests values too deep"));

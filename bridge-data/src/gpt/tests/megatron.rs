@@ -122,7 +122,7 @@ fn option_params(name: &str) -> GptDatasetParams {
     }
 }
 
-/// The exhaustive case has no sizes; it is built by the internal entry that takes none.
+/// The exhaustive case has no sizes, and is built by the internal function without sizes.
 fn build_option_case(case: &OptionCase) -> Datasets {
     match case.sizes {
         [Some(train), Some(valid), Some(test)] => build(option_params(&case.name), [train, valid, test]),

@@ -1,5 +1,5 @@
-//! The columns of a batch, and their values as JSON. Every position is looked at before it is
-//! followed, and a row has an end.
+//! The columns of a batch, and their values as JSON. Every offset is checked before it is followed,
+//! and the size of a row is limited.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -117,8 +117,8 @@ impl<'a> Reading<'a> {
         Ok(std::array::from_fn(number))
     }
 
-    /// The number of values of the next column. Nothing is made room for by it, and a row takes
-    /// room for each value: a number without data ends there.
+    /// The number of values of the next column. Memory is not allocated by this number. Each value
+    /// of a row takes from a limit, so a false number ends there.
     fn length(&mut self) -> Result<usize, String> {
         let [length, _nulls] = Self::numbers(&mut self.nodes)?;
         usize::try_from(length).map_err(|_| broken(Broken))
@@ -135,8 +135,8 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// A compressed buffer: its length, and behind it what was compressed, or what was not if the
-    /// length is -1.
+    /// Decodes a buffer: its uncompressed length, and then the compressed bytes, or plain bytes if
+    /// the length is -1.
     fn unpack(&mut self, codec: u8, stored: Buffer) -> Result<Buffer, String> {
         let length = i64::from_le_bytes(stored.array(0)?);
         let packed = &stored.bytes()[8..];
@@ -214,7 +214,7 @@ impl<'a> Reading<'a> {
             }
             (None, Kind::Map) => {
                 let offsets = self.buffer()?;
-                // The pairs are structures, none of which is absent.
+                // The pairs are structures without nulls.
                 let pairs = self.column(&field.children[0])?;
                 let Values::Struct(columns) = pairs.values else { return Err(broken(Broken)) };
                 let columns: Vec<Column> = columns.into_iter().map(|(_, column)| column).collect();
@@ -231,7 +231,7 @@ impl Column {
         self.length
     }
 
-    /// A value. What it has of bytes, about, is taken from `room`.
+    /// A value. Its approximate size in bytes is subtracted from `room`.
     ///
     /// # Errors
     /// If the data does not have it, or there is no room.

@@ -1,5 +1,5 @@
-//! Tables of FlatBuffers, read where they lie: positions are looked at before they are followed.
-//! What the tables mean is not known here.
+//! Tables of FlatBuffers, read in place. Offsets are checked before they are followed. Callers
+//! interpret the tables.
 //!
 //! A table begins with the distance back to its list of places, which has for each field where it
 //! lies in the table, or 0 if it has its default.

@@ -8,7 +8,7 @@
 //! | `columns` | the values of a batch as JSON |
 //!
 //! The format is Apache Arrow's, columnar format 1.5 ("Serialization and Interprocess
-//! Communication"). `arrow-ipc` would change the features of what Burn is built with.
+//! Communication"). `arrow-ipc` would change features of Burn's dependencies.
 
 mod columns;
 mod flatbuffer;
@@ -245,7 +245,7 @@ fn header(description: &[u8]) -> Result<(Header, Table<'_>), String> {
     Ok((header, table))
 }
 
-/// Collects what dictionaries have, also those inside of other columns.
+/// Collects the columns with dictionaries, also those inside of other columns.
 fn find_dictionaries(fields: &[Field], kinds: &mut BTreeMap<i64, Field>) -> Result<(), String> {
     for field in fields {
         find_dictionaries(&field.children, kinds)?;

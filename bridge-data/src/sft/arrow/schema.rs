@@ -5,7 +5,7 @@ use super::flatbuffer::{Broken, Table};
 
 /// Most levels of lists and structures.
 const DEEPEST: usize = 32;
-/// Most columns, those inside of others included.
+/// Most columns, including nested ones.
 const MOST_FIELDS: usize = 10_000;
 
 /// A column.

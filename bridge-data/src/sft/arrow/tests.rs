@@ -1,5 +1,5 @@
-//! Files that pyarrow has written (tests/fixtures/sft/make_arrow.py): their rows as JSON, what is
-//! cut off, what is mutated.
+//! Files that pyarrow has written (tests/fixtures/sft/make_arrow.py): their rows as JSON, truncated
+//! files, mutated files.
 
 use std::path::{Path, PathBuf};
 
@@ -59,7 +59,7 @@ fn streams_files_and_feather_have_the_same_rows() {
     assert!(stream == file && stream == feather);
 }
 
-/// A stream may end behind any message; everywhere else something is missing. A file says where it
+/// A stream may end after any message; everywhere else something is missing. A file says where it
 /// ends.
 #[test]
 fn what_is_cut_off_is_an_error() {
@@ -74,7 +74,7 @@ fn what_is_cut_off_is_an_error() {
             Err(problem) => assert!(problem.contains("cut off") || problem.contains("is empty"), "{end}: {problem}"),
         }
     }
-    // Behind the schema and behind each of three batches, and within the eight bytes of the end,
+    // After the schema and after each of three batches, and within the eight bytes of the end,
     // four of them.
     assert!((4..=8).contains(&complete), "{complete}");
     let whole = std::fs::read(fixture("file.arrow")).unwrap();
@@ -94,7 +94,7 @@ fn what_is_no_value_is_named() {
         let problem = rows_of(bytes).unwrap_err();
         assert!(problem.contains(expected), "{problem}");
     }
-    // The type of the first column, in the schema: what no type has.
+    // An invalid type of the first column in the schema.
     let mut whole = std::fs::read(fixture("types.arrow")).unwrap();
     let flag = whole.windows(4).position(|bytes| bytes == b"flag").unwrap();
     let mut named = 0;
@@ -115,7 +115,7 @@ fn what_is_no_value_is_named() {
     assert!(problem.starts_with("row 3: column `double`: has a number that is not finite"), "{problem}");
 }
 
-/// Whatever becomes of its bytes: rows or an error, in a time that does not grow.
+/// Damaged bytes give rows or an error, in bounded time.
 #[test]
 fn mutated_bytes_are_rows_or_errors() {
     for name in ["stream.arrow", "file.arrow", "lz4.feather", "types.arrow", "types_file.arrow"] {

@@ -9,7 +9,7 @@ use super::wire;
 use bridge_dist::comm::DType;
 use bridge_dist::comm::device::{DeviceMemory, DevicePart, Extent};
 
-/// A flat tensor that travels.
+/// A flat tensor for communication.
 #[derive(Clone, Debug)]
 pub struct TensorMemory {
     tensor: Tensor<1>,
@@ -28,7 +28,7 @@ impl DeviceMemory for TensorMemory {
 }
 
 impl TensorMemory {
-    /// A tensor whose elements travel under the type `named`.
+    /// A tensor whose elements are communicated under the type `named`.
     pub fn new(tensor: Tensor<1>, named: DType, mark: Option<Tensor<1>>) -> Self {
         Self { tensor, named, mark }
     }
@@ -45,7 +45,7 @@ impl TensorMemory {
         Self::part(tensor, Some(mark))
     }
 
-    /// Type and number of the elements of a tensor that travels.
+    /// Type and number of the elements of a communicated tensor.
     pub fn extent(tensor: &Tensor<1>) -> Extent {
         Extent { dtype: wire(tensor.dtype()), len: tensor.dims()[0] }
     }
@@ -62,7 +62,7 @@ impl TensorMemory {
         Tensor::empty([len], (&Self::behind(like).tensor.device(), dtype))
     }
 
-    /// The same under another type.
+    /// The same memory under another type.
     pub fn named(self, named: DType) -> Self {
         Self { named, ..self }
     }
@@ -82,15 +82,14 @@ impl TensorMemory {
     }
 }
 
-/// Memory of a device, reserved behind all that this thread has launched.
+/// Memory of a device, reserved after all that this thread has launched.
 pub(super) fn mark(device: &Device) -> Tensor<1> {
     Tensor::empty([1], (device, TensorDType::F32))
 }
 
-/// Makes what this thread launches from now on come behind what had been launched when `mark` was
-/// made.
+/// Orders all later launches of this thread after the launches that came before `mark` was made.
 pub(super) fn follow(mark: &Tensor<1>) {
-    // Reading it is what matters.
+    // An operation that reads the mark makes the stream wait for it.
     drop(mark.clone() + 1.0);
 }
 

@@ -1,20 +1,21 @@
-//! Collectives of Burn tensors that stay on their device, where ranks have a way for that
+//! Collectives of Burn tensors that stay on their device, if the communicator supports this
 //! ([`Communicator::device`]). Cargo feature `burn`.
 //!
 //! Communicators move parts; sums are made here, on the device, from the parts of all ranks in rank
 //! order, with the arithmetic of host memory: float32 for 16 bits and one rounding at the end. So
-//! results have the same bits as through host memory. A reduction moves what a ring would: each
-//! rank gets its part from all others, adds up, and where all want the whole, all gather the parts.
+//! results have the same bits as through host memory. A reduction moves as many bytes as a ring:
+//! each rank receives its part from all other ranks and sums it; an all-reduce then gathers the
+//! parts.
 //!
 //! # Order on the device
 //! On a CubeCL device each thread has a stream of its own. A kernel that reads memory of another
-//! stream waits, on the device, for what that stream had been given until then; CubeCL forgets to
-//! if another kernel waited for it between the reservation of the memory and the launch that fills
-//! it. So memory that goes from one thread to another comes with a mark: memory that was reserved
-//! behind that launch. Who gets it reads the mark first. Memory of another thread is never written:
-//! results are new memory, and handles are held until the operations that read them have been
-//! launched, so that none takes place in its operand. And what other ranks read is a copy that its
-//! own rank does not write either.
+//! stream waits, on the device, for all work launched on that stream so far. CubeCL skips this wait
+//! if another kernel waited for the stream between the reservation of the memory and the launch
+//! that fills it. So memory that goes from one thread to another comes with a mark: memory that was
+//! reserved after that launch. The receiver reads the mark first. A thread never writes memory of
+//! another thread: results are new memory, and handles are held until the operations that read them
+//! have been launched, so that no operation runs in place. Other ranks read a copy that its own
+//! rank does not write either.
 //!
 //! [`Communicator::device`]: bridge_dist::comm::Communicator::device
 
@@ -37,8 +38,8 @@ use work::Line;
 
 /// The exchange of a group's ranks for tensors of one device.
 ///
-/// Operations take tensors without a graph. Those that start go on beside what the rank computes;
-/// what they are given must not be changed until they are over.
+/// Operations take tensors without a graph. `start_*` operations run concurrently with the rank's
+/// computation; their inputs must not be changed until they are complete.
 #[derive(Clone, Debug)]
 pub struct TensorExchange<'a> {
     group: &'a Group,
@@ -46,14 +47,14 @@ pub struct TensorExchange<'a> {
     device: Device,
 }
 
-/// Element type under which elements of a tensor travel.
+/// Element type under which elements of a tensor are communicated.
 ///
 /// # Panics
 /// If the tensor is not of floats.
 fn wire(dtype: TensorDType) -> DType {
     match dtype {
         TensorDType::F32 => DType::F32,
-        // Nothing adds them up, so 16 bits are 16 bits.
+        // The communicator does not sum elements, so all 16-bit types are the same to it.
         TensorDType::BF16 | TensorDType::F16 => DType::Bf16,
         TensorDType::F64 => DType::F64,
         other => panic!("no tensor of {other:?} is exchanged"),
@@ -173,7 +174,7 @@ impl<'a> TensorExchange<'a> {
     }
 
     /// As [`start_all_gather`](Self::start_all_gather), of bytes, four in each element of float32.
-    /// Nothing computes with them.
+    /// No arithmetic is applied to them.
     ///
     /// # Errors
     /// As there.
@@ -293,9 +294,9 @@ impl TensorRequest {
         self.0.test()
     }
 
-    /// Blocks until the tensor may be used in operations of this thread, and returns it, in memory
-    /// of this thread's stream: that others made it has to be minded once, and not for each
-    /// operation that reads a part of it.
+    /// Blocks until the tensor may be used in operations of this thread, and returns a copy in
+    /// memory of this thread's stream. So the order with other streams is handled once, and not in
+    /// each operation that reads a part of the tensor.
     ///
     /// # Errors
     /// Errors of the blocking form.

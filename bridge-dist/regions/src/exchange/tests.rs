@@ -1,5 +1,5 @@
-//! Operations of tensors on their device against those of host memory, to the bit; what is counted;
-//! errors.
+//! Operations of tensors on their device against those of host memory, to the bit; counts of
+//! operations; errors.
 
 use std::time::{Duration, Instant};
 
@@ -113,7 +113,7 @@ fn what_is_moved_arrives_as_it_is() {
             assert_eq!(bits(request?.wait()?), bits(draw(len, last, dtype) * f64::from(tag)));
         }
         sent.into_iter().try_for_each(|request| request?.wait())?;
-        // What was handed over is still the rank's.
+        // The operations did not change the tensor that was sent.
         assert_eq!(bits(x), of(rank));
         Ok(())
     });

@@ -14,17 +14,17 @@ const SMALL_BYTES: usize = 32 << 10;
 /// A rank's end of a line, for tensors.
 pub(super) struct Line<'a>(pub &'a mut dyn DeviceLine);
 
-/// Whose memory the parts for others are.
+/// Ownership of the memory of parts for other ranks.
 #[derive(Clone, Copy, PartialEq)]
 enum Parts {
-    /// The caller's.
+    /// Memory of the caller.
     Given,
     /// New memory, which this rank only reads from now on.
     Made,
 }
 
 impl Line<'_> {
-    /// Parts for other ranks. What is made for them is complete before the mark.
+    /// Parts for other ranks. Work that makes them is launched before the mark.
     fn for_others(&self, parts: Vec<Tensor<1>>, whose: Parts) -> Vec<DevicePart> {
         if !self.0.shares_memory() {
             return parts.into_iter().map(|part| TensorMemory::part(part, None)).collect();

@@ -80,7 +80,7 @@ impl Collectives for Lane {
 }
 
 impl Lane {
-    /// Runs one agreed data transfer and returns what arrived.
+    /// Runs one agreed data transfer and returns the received data.
     fn transfer(
         &mut self,
         signature: &Signature,

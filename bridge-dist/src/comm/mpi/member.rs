@@ -153,7 +153,7 @@ impl Drop for Comm {
     }
 }
 
-/// A rank of a group: what both lanes and messages need.
+/// A rank of a group, as used by both lanes and by messages.
 #[derive(Clone, Debug)]
 pub(super) struct Member {
     pub comm: Arc<Comm>,

@@ -9,7 +9,7 @@
 //!   ranks that wait for a panicked one would otherwise wait until their time limit. It runs for
 //!   every panic of the process, caught or not, except those whose payload is a [`CommError`].
 //! - After an error the world has failed: communicators then refuse to work, and MPI is not
-//!   finalized. Let the process end; `mpirun` ends the others.
+//!   finalized. Let the process end; `mpirun` ends all other ranks.
 //! - A killed process ends the job too: `mpirun` detects it.
 //! - A message is at most 2 GiB long; collectives have no such limit.
 
@@ -128,7 +128,8 @@ impl MpiWorld {
     }
 }
 
-/// Reads what a rank is waiting for, from any thread; it keeps nothing alive.
+/// Shows the operations in which a rank waits, from any thread. Holds a weak reference to the
+/// world.
 #[derive(Clone, Debug)]
 pub struct Watch(Weak<World>);
 

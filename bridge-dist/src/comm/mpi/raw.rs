@@ -45,9 +45,9 @@ pub(super) struct Environment {
 /// The result of `MPI_Init_thread`.
 pub(super) enum Started {
     Yes(Environment),
-    /// It was already initialized, by this or other code.
+    /// MPI was already initialized, by this or other code.
     Already,
-    /// It is initialized, but does not support concurrent calls from several threads.
+    /// MPI is initialized, but does not support concurrent calls from several threads.
     NoThreads(Environment),
 }
 

@@ -1,5 +1,5 @@
-//! Collectives as exchanges: what each rank publishes, and what it copies or reduces from the
-//! others. Runs in either lane.
+//! Collectives as exchanges: each rank publishes data, and copies or reduces the data of other
+//! ranks. Runs in either lane.
 //!
 //! A payload is a copy of the rank's data, so that other ranks never read the memory of a rank that
 //! fails or gives up.
@@ -96,7 +96,7 @@ impl Endpoint {
         self.exchange(signature, Body::Data(data.into()))
     }
 
-    /// Each rank reduces its slice of the chunk and publishes it for the others.
+    /// Each rank reduces its slice of the chunk and publishes it for other ranks.
     fn all_reduce_chunk(
         &mut self,
         signature: Signature,

@@ -1,5 +1,5 @@
-//! Exchanges of device memory between ranks that share one device: ranks publish their memory
-//! itself, and the others read it. Nothing is copied or computed here.
+//! Exchanges of device memory between ranks that share one device: ranks publish the memory itself,
+//! and other ranks read it. This file does not copy or compute.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -86,8 +86,8 @@ impl Endpoint {
         self.member.record_call(&call.signature);
         let member = Arc::clone(&self.member);
         let mut line = Line { endpoint: self, signature: call.signature };
-        // What the work holds is dropped; the lane is not used any more, because the world has
-        // failed.
+        // Unwind safety: captures of the work are dropped, and the lane is not used any more,
+        // because the world has failed.
         match catch_unwind(AssertUnwindSafe(|| work(&mut line))) {
             Ok(result) => result,
             Err(panic) => Err(member.fail(&call.signature, panicked(&*panic))),

@@ -190,7 +190,7 @@ impl Member {
         }
     }
 
-    /// Publishes `body` in round `round` of the lane and returns what all ranks published, in rank
+    /// Publishes `body` in round `round` of the lane and returns the bodies of all ranks, in rank
     /// order.
     pub fn exchange(
         &self,

@@ -24,7 +24,7 @@ type Address = (usize, u32);
 pub(super) enum Message {
     /// A copy of host memory.
     Host(HostBuffer),
-    /// The memory itself.
+    /// Device memory, shared without a copy.
     Device(DevicePart),
 }
 

@@ -31,7 +31,7 @@ pub use world::Devices;
 
 /// One rank of a group of threads.
 ///
-/// Dropping it means that the rank has left: others that still need it get
+/// Dropping it means that the rank has left: ranks that still need it get
 /// [`PeerGone`](super::CommErrorKind::PeerGone) at once. Dropping it while the thread panics fails
 /// the world.
 pub struct ThreadCommunicator {

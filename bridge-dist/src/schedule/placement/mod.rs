@@ -56,10 +56,10 @@ impl Default for Split {
 /// (`account_for_embedding_in_pipeline_split`, `account_for_loss_in_pipeline_split`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Accounting {
-    /// It is added to its stage.
+    /// The item is added to its stage.
     #[default]
     Free,
-    /// It replaces one layer of its stage.
+    /// The item replaces one layer of its stage.
     AsLayer,
 }
 

@@ -98,7 +98,7 @@ pub(super) fn window(
     let mut used: usize = at_start.iter().map(|block| block.bytes).sum();
     let (mut peak_bytes, mut peak_events, mut told) = (used, 0, Vec::new());
     for event in events {
-        // A block is the rank's if the rank took it, whoever gives it back.
+        // A block belongs to the rank that allocated it, even if another thread frees it.
         let (of_block, is_taken) = match event.taken {
             Some(taken) if taken.slot == slot => {
                 live.insert(event.address, taken);

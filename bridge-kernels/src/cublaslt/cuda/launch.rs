@@ -1,4 +1,4 @@
-//! One product on its way to the device: what runs on the device's thread.
+//! Launch of one product, on the device's thread.
 
 use std::sync::Mutex;
 
@@ -44,8 +44,8 @@ impl Launch {
     }
 
     /// Makes the context of the device current, and calls `then` with the product's addresses and
-    /// its stream, which by then waits for every other stream that the memory comes from. What
-    /// `then` puts on the stream is behind that, and before what keeps the memory.
+    /// its stream, which waits for every other stream that the memory comes from. Work that `then`
+    /// puts on the stream runs after that wait, and before the event that releases the memory.
     fn resolved<R>(
         &self,
         inner: &Inner,
@@ -63,8 +63,8 @@ impl Launch {
         }
         let mut streams = server.write_streams().resolve(stream, all())?;
         if is_recorded {
-            // The graph keeps the pages of what was touched. What is written is noted by the scope
-            // that this runs in.
+            // The graph keeps the pages of touched memory. The enclosing scope records the written
+            // memory.
             for binding in all() {
                 streams.current().capturing.touch(binding.stream, binding.memory.descriptor().location());
             }
@@ -94,14 +94,15 @@ impl Launch {
         }
         let stream = streams.current().sys.cast();
         then(&addresses, stream)
-        // Dropping `streams` notes an event behind the product for memory of other streams.
+        // Dropping `streams` notes an event after the product for memory of other streams.
     }
 
-    /// Chooses an algorithm; `None` if the library has none for such products. Nothing is launched.
+    /// Chooses an algorithm; `None` if the library has none for such products. Does not launch
+    /// anything.
     ///
     /// # Errors
-    /// If memory of the product carries an error or is not there, or if the library fails, which it
-    /// need not do next time.
+    /// If memory of the product carries an error or is missing, or if the library fails, which may
+    /// be temporary.
     pub fn plan(&self, inner: &Inner, server: &mut Server, alignments: [u32; 4]) -> Result<Option<Plan>, ServerError> {
         self.resolved(inner, server, |addresses, _| {
             match Plan::new(inner.handle.0, &self.product, addresses, alignments) {

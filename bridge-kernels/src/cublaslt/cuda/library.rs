@@ -27,7 +27,7 @@ const FUNCTIONS: [&str; 14] = [
 /// their version in another way.
 const NEEDED: usize = 120_000;
 
-/// Why there are no products by cuBLASLt.
+/// Reason for which cuBLASLt is not available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Unavailable {
     Missing,
@@ -50,7 +50,7 @@ impl fmt::Display for Unavailable {
     }
 }
 
-/// Loads the library for good, and looks for all that is called.
+/// Loads the library for the lifetime of the process, and checks that all functions exist.
 pub(super) fn load() -> Result<(), Unavailable> {
     // SAFETY: loading runs the library's initialisers, which it is made for.
     if !unsafe { sys::is_culib_present() } {
@@ -79,7 +79,7 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// For the device whose context is current.
+    /// A handle for the device whose context is current.
     pub fn new() -> Result<Self, Unavailable> {
         let refuses = |error: result::CublasError| Unavailable::Refuses("cublasLtCreate", error.to_string());
         result::create_handle().map(Self).map_err(refuses)
@@ -98,7 +98,7 @@ impl Drop for Handle {
 mod tests {
     use super::*;
 
-    /// Whatever this machine has, looking for it does not panic, and what is wrong has words.
+    /// Looking for the library does not panic on any machine, and its errors have a message.
     #[test]
     fn looking_for_the_library_never_panics() {
         match load() {

@@ -2,26 +2,25 @@
 //!
 //! # Order on the device
 //! A product is a task of the device's thread in CubeCL, like the launch of a kernel. That thread
-//! runs tasks in the order in which they were handed over, whoever hands them, so memory that is
-//! reserved before is there, and work that was asked for before has been put on its stream. The
-//! task resolves the stream on which the calling thread's kernels run, with all of the product's
-//! memory: CubeCL then makes the stream wait, on the device, for other streams on which that memory
-//! was made, and keeps memory of other streams from being used again until an event behind the
-//! product has passed. The product goes on that same stream. So kernels before and behind it are
-//! ordered by the stream itself, and the host waits for nothing but, once for each product's
-//! description, the choice of an algorithm.
+//! runs tasks of all threads in the order of submission, so memory that was reserved earlier
+//! exists, and work that was submitted earlier is on its stream. The task resolves the stream on
+//! which the calling thread's kernels run, with all of the product's memory: CubeCL then makes the
+//! stream wait, on the device, for other streams on which that memory was made, and keeps memory of
+//! other streams from being used again until an event after the product has passed. The product
+//! goes on that same stream. So the stream itself orders kernels before and after the product. The
+//! host only waits once for each product description, for the choice of an algorithm.
 //!
-//! Scratch memory comes from CubeCL's pool of that stream for each product. It is used again only
-//! by what comes later on the stream, so no two products share it at a time.
+//! Scratch memory comes from CubeCL's pool of that stream for each product. Only later work on the
+//! stream reuses it, so no two products share it at a time.
 //!
 //! While the stream records a graph ([`crate::graph`]) the product is recorded: the library puts
 //! its kernels on the stream and nothing else, since its scratch memory is given to it. The memory
-//! is touched as that of kernels is, so that the graph keeps it. The plan is there by then, because
-//! what is recorded has run before. All memory must be of that stream. This has not run on a device
-//! yet.
+//! is touched like that of kernels, so that the graph keeps it. The plan exists by then, because a
+//! recorded sequence has run before. All memory must be of that stream. This has not run on a
+//! device yet.
 //!
-//! Failures go where those of kernels go: memory that a product did not write carries the error,
-//! and reading it reports that.
+//! Failures are reported like those of kernels: memory that a product did not write carries the
+//! error, and reading it reports the error.
 
 mod launch;
 mod library;
@@ -70,7 +69,7 @@ struct Inner {
     handle: Handle,
     context: Arc<CudaContext>,
     device: DeviceHandle<Server>,
-    /// `None` for what the library has no algorithm for.
+    /// `None` for products without an algorithm in the library.
     plans: Mutex<HashMap<Key, Option<Arc<Mutex<Plan>>>>>,
 }
 
@@ -84,8 +83,8 @@ fn is_cuda(client: &Client) -> bool {
 }
 
 impl CublasLt {
-    /// The library for the device of `x`; `None` if that is no CUDA device, or if the library
-    /// cannot be used. The latter is said once a process, on standard error.
+    /// The library for the device of `x`; `None` if that is not a CUDA device, or if the library
+    /// cannot be used, which is reported once per process on standard error.
     pub fn from_tensor<const D: usize>(x: &Tensor<D>) -> Option<Self> {
         let tensor = x.clone().without_autodiff().try_into_primitive::<Cube>().ok()?;
         if !is_cuda(&tensor.client) {
@@ -128,12 +127,12 @@ impl CublasLt {
             return known.clone();
         }
         let made = self.0.device.submit_blocking(|server| launch.plan(&self.0, server, alignments));
-        // Memory that carries an error, or a failure that may pass, is no reason to ask no more:
-        // Burn's product will report the former.
+        // Memory that carries an error and temporary failures are not cached as unsupported. Burn's
+        // product will report the error of the memory.
         let made = made.ok()?.ok()?.map(|plan| Arc::new(Mutex::new(plan)));
         let mut plans = lock(&self.0.plans);
         if plans.len() >= MOST_PLANS {
-            // What is on its way to the device holds its own.
+            // Products in flight hold their own plan.
             plans.clear();
         }
         plans.entry(key).or_insert(made).clone()
@@ -144,7 +143,7 @@ impl CublasLt {
 struct Held {
     a: CubeTensor,
     b: CubeTensor,
-    /// The only reference, if nobody else has one.
+    /// The only reference, if the caller gave up its own.
     c: Option<CubeTensor>,
     bias: Option<Buffer>,
     /// Scales of the codes of `a` and `b`.
@@ -152,12 +151,12 @@ struct Held {
 }
 
 impl CublasLt {
-    /// Takes what is added out of `operands`; `None` if something is elsewhere or stored otherwise,
-    /// and then nothing is taken.
+    /// Takes the added tensor out of `operands`. `None` if an operand is on another device or has
+    /// another dtype; then `operands` are unchanged.
     ///
     /// # Panics
-    /// If an operand is missing, or its memory is not what the product says: nothing else keeps the
-    /// device within it.
+    /// If an operand is missing, or its memory does not match the product: there is no other bounds
+    /// check.
     fn held<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Held> {
         let matrix = |tensor: Tensor<D>, matrix: &Matrix| {
             let tensor = self.memory(tensor)?;
@@ -287,8 +286,8 @@ impl Table for CublasLt {
     }
 }
 
-/// The memory of what is added, if the result may lie there; a copy, if it is a part of that and
-/// must. `shape` is that of the result.
+/// The memory of the added tensor, if the result may overwrite it; a copy, if the result is a part
+/// of it. `shape` is the result's shape.
 ///
 /// Memory that another stream made is not written: work that comes later on that stream would not
 /// wait for this one.

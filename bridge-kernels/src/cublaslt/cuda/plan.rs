@@ -8,7 +8,7 @@ use cudarc::cublaslt::sys;
 
 use crate::cublaslt::{ColumnMajor, Compute, Element, Epilogue, Layout, Operation};
 
-/// Bytes of scratch memory that an algorithm may ask for: what NVIDIA recommends for Hopper.
+/// Bytes of scratch memory that an algorithm may use, as NVIDIA recommends for Hopper.
 pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// Device addresses of a product's memory.
@@ -150,8 +150,8 @@ pub(super) struct Plan {
 unsafe impl Send for Plan {}
 
 impl Plan {
-    /// Asks the heuristics of the library once. `alignments` are bytes that the addresses of `a`,
-    /// `b`, `c` and `d` will be multiples of.
+    /// Queries the heuristics of the library once. `alignments` are the alignments of `a`, `b`, `c`
+    /// and `d` in bytes.
     ///
     /// # Errors
     /// If the library has no algorithm for the product (`CUBLAS_STATUS_NOT_SUPPORTED`), or fails.

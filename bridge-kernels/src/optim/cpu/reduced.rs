@@ -113,7 +113,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// Ends an update of what [`float32`](Self::float32) gave.
+    /// Ends an update of the values of [`float32`](Self::float32).
     #[inline(always)]
     fn keep(&mut self, start: usize, buffer: &[f32]) {
         if !matches!(self, Self::Float32(_)) {
@@ -146,21 +146,21 @@ impl<'a> Place<'a> {
     }
 }
 
-/// A parameter with what makes it float32.
+/// A parameter with the rest of its float32 value.
 pub enum Weights<'a> {
-    /// It is float32.
+    /// A float32 parameter.
     Float32(&'a mut [f32]),
-    /// In 16 bits, with a copy of more.
+    /// A 16-bit parameter, with a master copy of higher precision.
     Master { value: Place<'a>, master: Place<'a> },
     /// bfloat16, with the low halves of the float32 values, and the places at which these were
     /// midway and rounded up.
     Remainders { value: &'a mut [u16], low: &'a mut [u16], ties: &'a [u32] },
 }
 
-/// The same to be read.
+/// Read-only form of [`Weights`].
 #[derive(Clone, Copy)]
 pub enum WeightsSource<'a> {
-    /// It, or its copy of more bits.
+    /// The parameter, or its master copy.
     Plain(Source<'a>),
     /// See [`Weights::Remainders`].
     Remainders { value: &'a [u16], low: &'a [u16], ties: &'a [u32] },

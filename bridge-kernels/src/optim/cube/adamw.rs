@@ -116,17 +116,17 @@ impl Update {
     }
 }
 
-/// Updates that wait for others of their kind, so that a launch has several tensors. What waits is
-/// launched when this is dropped, too.
+/// Updates that are batched by kind, so that a launch has several tensors. Dropping this launches
+/// the remaining updates.
 #[derive(Default)]
 pub struct Updates {
     waiting: Queues<Kind, Update>,
 }
 
 impl Updates {
-    /// Adds an update, and gives the tensors that will have what it makes: they are not to be read
-    /// before [`launch`](Self::launch). `previous` is memory for the rounded parameter, if nobody
-    /// else has it, and its dtype. Only for what it [`applies_to`].
+    /// Adds an update and returns its output tensors, which must not be read before
+    /// [`launch`](Self::launch). `previous` gives the dtype of the rounded parameter, and its
+    /// memory if that is exclusive. Only for tensors that it [`applies_to`].
     pub fn add(
         &mut self,
         state: AdamWState,
@@ -150,7 +150,7 @@ impl Updates {
         result
     }
 
-    /// Launches what waits.
+    /// Launches the pending updates.
     pub fn launch(&mut self) {
         for (kind, updates) in self.waiting.take() {
             launch(&kind, &updates);

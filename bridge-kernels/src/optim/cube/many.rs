@@ -1,5 +1,5 @@
-//! Number of tensors in one launch. A launch costs the host about ten microseconds, whatever it
-//! computes.
+//! Number of tensors in one launch. A launch costs the host about ten microseconds for any amount
+//! of work.
 
 use crate::cube::Buffer;
 
@@ -19,7 +19,7 @@ pub(super) fn room(like: &Buffer, per_tensor: usize, shared: usize) -> usize {
     (bindings.saturating_sub(shared + 1) / per_tensor).clamp(1, MOST_TENSORS)
 }
 
-/// Tensors that wait to be in one launch, by what those of a launch have in common.
+/// Tensors that wait for a launch, grouped by the properties that all tensors of a launch share.
 pub(super) struct Queues<K, T>(Vec<Queue<K, T>>);
 
 struct Queue<K, T> {

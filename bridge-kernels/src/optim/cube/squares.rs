@@ -69,7 +69,7 @@ pub struct BlockSums {
     pieces: Vec<(Buffer, usize)>,
     /// Places of the block sums of each tensor, once they are launched.
     places: Vec<Place>,
-    /// Tensors that wait for others of their kind: which they are, and themselves.
+    /// Tensors that are batched by kind, with their index.
     waiting: Queues<Kind, (Index, Buffer)>,
 }
 
@@ -114,7 +114,7 @@ impl BlockSums {
         Some(index)
     }
 
-    /// Launches what waits.
+    /// Launches the pending sums.
     pub fn launch_all(&mut self) {
         for (kind, tensors) in self.waiting.take() {
             self.launch(kind.lanes, &tensors);

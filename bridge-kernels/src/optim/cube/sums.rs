@@ -55,16 +55,16 @@ struct Kind {
     is_in_place: bool,
 }
 
-/// Sums that wait for others of their kind, so that a launch has several tensors. What waits is
-/// launched when this is dropped, too.
+/// Sums that are batched by kind, so that a launch has several tensors. Dropping this launches the
+/// remaining sums.
 #[derive(Default)]
 pub struct Sums {
     waiting: Queues<Kind, Sum>,
 }
 
 impl Sums {
-    /// Adds `first + second`, in place where the first is float32, and gives the tensor that will
-    /// have it: it is not to be read before [`launch`](Self::launch). Only for what it [`adds`].
+    /// Adds `first + second`, in place if the first is float32, and returns its tensor, which must
+    /// not be read before [`launch`](Self::launch). Only for tensors that it [`adds`].
     pub fn add(&mut self, first: Tensor<1>, second: &Tensor<1>) -> Tensor<1> {
         const APPLIES: &str = "the caller asked whether it applies";
         let second = Buffer::from_tensor(second).expect(APPLIES);
@@ -84,7 +84,7 @@ impl Sums {
         result
     }
 
-    /// Launches what waits.
+    /// Launches the pending sums.
     pub fn launch(&mut self) {
         for (kind, sums) in self.waiting.take() {
             launch(&kind, &sums);

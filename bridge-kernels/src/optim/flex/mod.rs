@@ -1,4 +1,4 @@
-//! Optimizer arithmetic on Flex: in place where nobody else holds the memory.
+//! Optimizer arithmetic on Flex, in place if the memory is exclusive.
 
 pub(super) mod reduced;
 
@@ -8,12 +8,12 @@ use super::cpu as kernel;
 use super::steps::{AdamWConstants, AdamWState, UpdateStep};
 use crate::flex::{Values, tensor};
 
-/// The tensor's elements, taken out without a copy where nobody else has them.
+/// The tensor's elements, without a copy if the memory is exclusive.
 fn take(x: Tensor<1>) -> Vec<f32> {
     Values::from_tensor(&x).map(|values| (values, drop(x)).0.into_vec()).expect("the caller asked whether it is plain")
 }
 
-/// True if all are float32 tensors on Flex outside any graph: what the updates below ask for.
+/// True if all are float32 tensors on Flex outside any graph, as the updates below require.
 pub(crate) fn all_plain(tensors: &[&Tensor<1>]) -> bool {
     tensors.iter().all(|x| !x.is_autodiff() && Values::from_tensor(x).is_some())
 }
@@ -32,7 +32,7 @@ pub(crate) fn adamw(state: AdamWState, gradient: &Tensor<1>, step: AdamWConstant
     AdamWState { parameter: owned(parameter), exp_avg: owned(exp_avg), exp_avg_sq: owned(exp_avg_sq) }
 }
 
-/// See [`crate::optim::sgd`]. Only for what is [`all_plain`].
+/// See [`crate::optim::sgd`]. Only for tensors that are [`all_plain`].
 pub(crate) fn sgd(
     parameter: Tensor<1>,
     momentum: Tensor<1>,
@@ -56,7 +56,7 @@ pub(crate) fn count_zeros(x: &Tensor<1>) -> Option<u64> {
     Some(kernel::count_zeros(Values::contiguous_of(x)?.slice()))
 }
 
-/// See [`crate::optim::accumulate`]. Only for what is [`all_plain`].
+/// See [`crate::optim::accumulate`]. Only for tensors that are [`all_plain`].
 pub(crate) fn accumulate(accumulated: Tensor<1>, gradient: &Tensor<1>) -> Tensor<1> {
     let gradient = Values::contiguous_of(gradient).expect("it is plain");
     let mut sum = take(accumulated);

@@ -1,5 +1,5 @@
-//! AdamW on states of less than 32 bits, on Flex: slices out of tensors, in place where nobody else
-//! holds the memory.
+//! AdamW on states of less than 32 bits, on Flex: slices of tensors, in place if the memory is
+//! exclusive.
 
 use std::sync::Arc;
 
@@ -14,8 +14,7 @@ use super::super::reduced::{ReducedAdamW, ReducedFormats};
 use super::super::steps::AdamWConstants;
 use super::super::stored::{Master, MasterFormat, Remainders, Stored};
 
-/// The tensor behind `x`, whatever its dtype, with the elements side by side; `None` unless it is
-/// on Flex.
+/// The Flex tensor of `x` with contiguous elements, for any dtype; `None` unless it is on Flex.
 fn primitive(x: &Tensor<1>) -> Option<FloatTensor<Flex>> {
     let x = x.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
     Some(if x.is_contiguous() { x } else { x.to_contiguous() })
@@ -44,7 +43,7 @@ pub(crate) fn applies_to(state: &ReducedAdamW, gradient: &Tensor<1>, formats: &R
         && moments.into_iter().all(|(moment, format)| moment.format() == Some(format))
 }
 
-/// A tensor's elements, taken out without a copy where nobody else has them.
+/// A tensor's elements, without a copy if the memory is exclusive.
 fn take<E: Element>(x: Tensor<1>) -> Vec<E> {
     let x = x.try_into_primitive::<Flex>().expect("the caller asked whether it applies");
     x.into_data().try_into_vec().expect("the dtype was looked at")
@@ -110,7 +109,7 @@ impl Elements {
     }
 }
 
-/// See [`adamw_reduced`](super::super::adamw_reduced). Only for what it [`applies_to`].
+/// See [`adamw_reduced`](super::super::adamw_reduced). Only for tensors that it [`applies_to`].
 pub(crate) fn adamw(
     state: ReducedAdamW,
     gradient: &Tensor<1>,

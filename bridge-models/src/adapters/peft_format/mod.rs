@@ -210,8 +210,8 @@ impl PeftAdapter {
         Ok(values)
     }
 
-    /// Gradients of what is trained, of a model on one rank, under `peft`'s names and in its order
-    /// of rows.
+    /// Gradients of the trained parameters of a model on one rank, under `peft`'s names and in its
+    /// order of rows.
     ///
     /// # Panics
     /// If one is missing.

@@ -63,7 +63,7 @@ pub(crate) struct Module {
     pub layer: LinearLayer,
     /// Part of the layer.
     pub part: Option<usize>,
-    /// For each row here, which row of the module's weight it is.
+    /// For each row of this layer, the row of the module's weight.
     pub rows: Vec<usize>,
     /// True if its weight is stored as `[inputs, outputs]`.
     pub rows_are_inputs: bool,
@@ -96,7 +96,7 @@ pub(crate) struct AdaptedModule {
 pub(crate) struct SavedParameter {
     /// Tensors of the weight.
     pub entry: WeightEntry,
-    /// For each of these, the module that is trained in full and has it.
+    /// For each of these tensors, the module that is trained in full and has it.
     pub modules: Vec<String>,
     /// The tensor of the head where it is tied to this parameter: `peft` has a copy of it for each.
     pub tied: Option<StoredTensor>,
@@ -131,8 +131,8 @@ pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleName
 }
 
 /// Modules with a branch. `has` is true if the adapter's file has a module's tensors: newer
-/// versions of transformers have all experts of a layer in one tensor, which has no branch, and
-/// older ones a module each, of the same names.
+/// versions of transformers store all experts of a layer in one tensor, which has no branch; older
+/// versions have a module for each expert, with the same names.
 pub(super) fn adapted(
     settings: &Settings,
     all: Vec<Module>,
@@ -208,8 +208,8 @@ pub(super) fn saved(
     }
 }
 
-/// Name that the head of a decoder would have if it were not tied to the embedding; `None` if it is
-/// that of an encoder's decoder, or the family has no name for one.
+/// Name that the head of a decoder would have if it were not tied to the embedding. `None` for an
+/// encoder-decoder model, or if the family has no such name.
 pub(super) fn tied_head(family: &Family, config: &DecoderConfig) -> Result<Option<WeightEntry>, HfError> {
     if config.encoder.is_some() {
         return Ok(None);

@@ -33,7 +33,7 @@ pub(super) struct Settings {
 /// Selection of modules by name.
 #[derive(Debug)]
 enum Names {
-    /// Names of modules, or suffixes of these behind a dot.
+    /// Names of modules, or suffixes of these after a dot.
     Ends(Vec<String>),
     /// A pattern of whole names.
     Pattern(Regex),
@@ -41,7 +41,7 @@ enum Names {
     AllLinear,
 }
 
-/// Settings whose value must be this, or null, for the model to compute what is computed here.
+/// Settings with the only values that are supported besides null: name, values, reason.
 const ONLY: &[(&str, &[&str], &str)] = &[
     ("peft_type", &["\"LORA\""], "adapters of other types are not known"),
     ("task_type", &["\"CAUSAL_LM\"", "\"SEQ_2_SEQ_LM\""], "a language model has no other head"),
@@ -61,8 +61,8 @@ const ONLY: &[(&str, &[&str], &str)] = &[
     ("megatron_config", &[], "layers of Megatron have other names"),
 ];
 
-/// Settings that are read, or say nothing of what the model computes: those of ways to begin only
-/// count with their name in `init_lora_weights`.
+/// Settings that are read, or that do not affect the model's computation. Settings of
+/// initialization methods only matter with the method's name in `init_lora_weights`.
 const KNOWN: &[&str] = &[
     "corda_config",
     "eva_config",
@@ -155,7 +155,7 @@ impl Settings {
         }
     }
 
-    /// The rank of a module's branch, and the factor on what it adds.
+    /// The rank of a module's branch, and the factor on the branch's output.
     pub fn branch(&self, module: &str) -> Result<(usize, f64), AdapterError> {
         let of = |patterns: &[(Regex, f64)]| -> Result<Option<f64>, AdapterError> {
             for (pattern, value) in patterns {
@@ -234,7 +234,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Refuses what would change the function and is not read.
+    /// Refuses unknown settings, and values that would change the model's function.
     fn check(&self) -> Result<(), AdapterError> {
         for (key, value) in self.table.iter().filter(|(_, value)| !value.is_null()) {
             match ONLY.iter().find(|(only, ..)| only == key) {

@@ -36,13 +36,14 @@ struct ModuleBranch {
 }
 
 impl TrainedAdapter {
-    /// Writes the branches, and what is trained in full, to `folder`, which is created if it does
-    /// not exist, for a base that the family `family` holds. A branch of a layer that is several
-    /// modules there becomes one of each; branches of parts of what is one module there become one,
-    /// of their ranks together. Returns the number of modules.
+    /// Writes the branches and the fully trained modules to `folder`, which is created if it does
+    /// not exist, for a base of the family `family`. If a layer is several modules in the family,
+    /// its branch becomes one branch of each module. If several branches belong to one module, they
+    /// become one branch with the sum of their ranks. Returns the number of modules.
     ///
     /// # Errors
-    /// If an adapted layer is no module there, values cannot be read, or files cannot be written.
+    /// If an adapted layer is not a module of the family, values cannot be read, or files cannot be
+    /// written.
     pub fn to_peft(
         &self,
         folder: &Path,
@@ -161,8 +162,8 @@ impl TrainedAdapter {
         Ok(Some(ModuleBranch { module: module.name.clone(), scale, a_ri, b_or, magnitudes_o }))
     }
 
-    /// The lengths of all rows of a layer: those that were learned, and where a part has no branch
-    /// those of the base's `weight`.
+    /// The lengths of all rows of a layer: learned lengths, or the lengths of the base's `weight`
+    /// for parts without a branch.
     fn whole_lengths(&self, adapted: &AdaptedLayer, vectors: &[Tensor<1>], weight: &[f32]) -> Tensor<1> {
         let AdaptedLayer { layer, branches, .. } = adapted;
         let parts = Parts::from_layer(layer);

@@ -19,10 +19,10 @@ pub(super) struct Coefficients {
 pub(super) struct AuxLossGradients {
     /// With respect to the probability of each expert, for tokens of each sequence, `[b, e]`.
     per_expert_be: Vec<f64>,
-    /// Tokens of a sequence here.
+    /// Tokens of a sequence on this rank.
     length: usize,
     num_experts: usize,
-    /// With respect to a token's log-partition, a unit of it.
+    /// Gradient with respect to a token's log-partition function, divided by that function's value.
     pub log_z: f64,
 }
 
@@ -94,8 +94,8 @@ impl Coefficients {
         totals.extend(choice.tokens_per_expert());
         balancing.sum(&mut totals);
         let k = choice.experts_nk.len() as f64 / choice.num_tokens() as f64;
-        // Each token that is no padding is counted for `k` experts. All are padding in a batch that
-        // was filled up with whole samples.
+        // Each token except padding is counted for `k` experts. In a batch that was filled up with
+        // whole samples, all tokens may be padding.
         let counted = |tokens: &[f64]| (tokens.iter().sum::<f64>() / k).max(1.0);
         let n = counted(&totals[..e]);
         let scale = e as f64 / (k * n * n);
@@ -180,7 +180,7 @@ fn tokens_of_global_batch(tokens: &[f64], input: &MoeInput) -> Vec<f64> {
 const TOLERANCE: f64 = 1e-4;
 /// Keeps quotients finite.
 const SMALLEST: f64 = 1e-8;
-/// Far above what it takes.
+/// Limit on rounds, far above the number that convergence takes.
 const MOST_ROUNDS: usize = 10_000;
 
 /// Exponentials of the scores `[n, e]`, with rows and columns scaled in turn until all tokens count

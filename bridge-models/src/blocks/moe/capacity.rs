@@ -54,7 +54,7 @@ impl Capacity {
         let mut dropped = vec![false; experts.len()];
         for mut places in by_expert {
             match self.policy {
-                // Of equal weights the earlier token stays.
+                // Among tokens with equal weights the earlier one stays.
                 TokenDropPolicy::Probs => places.sort_by(|a, b| weights[*b].total_cmp(&weights[*a])),
                 TokenDropPolicy::Position => {}
             }
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(dropped(TokenDropPolicy::Position, 1.0), [4, 7]);
         assert_eq!(dropped(TokenDropPolicy::Probs, 1.1), [7], "three of four: capacities are rounded up");
         assert!(dropped(TokenDropPolicy::Probs, 2.0).is_empty());
-        // Padding behind these tokens has chosen no expert, and leaves capacities as they are.
+        // Padding after these tokens has chosen no expert, and leaves capacities as they are.
         let (experts, weights) = ([&experts[..], &[4; 8]].concat(), [&weights[..], &[0.5; 8]].concat());
         let dropped = Capacity { factor: 1.0, policy: TokenDropPolicy::Probs }.above_capacity(&weights, &experts, 4);
         assert_eq!(dropped.iter().filter(|dropped| **dropped).count(), 2);

@@ -97,8 +97,8 @@ pub(super) struct Choice {
     by_score_nk: Vec<usize>,
     /// With the scaling factor.
     pub weights_nk: Vec<f64>,
-    /// True for tokens that are padding, `[n]`; empty if no token is. Padding counts for no loss
-    /// and no load.
+    /// True for tokens that are padding, `[n]`; empty if no token is. Padding is not part of any
+    /// loss and no load.
     padding_n: Vec<bool>,
 }
 

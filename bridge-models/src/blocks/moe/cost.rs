@@ -26,16 +26,17 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     // The normalized tokens, router logits and probabilities.
     let (of_router, weighted) = (2 * local * moe.num_experts as u64 * FLOAT32, routed * w * a);
     let mut kept = local * c * a + of_router;
-    // What arrives at the experts here, and what comes back to be weighted.
+    // Rows that arrive at the experts of this rank, and results that return to be weighted.
     let arriving = routed * expert_ranks * w * a;
     kept += work.input_alone(routed * expert_ranks * w) + weighted;
     let latent = moe.latent_size.map_or(0, |latent| latent as u64);
-    // What the layers around the experts read: the stream, which is counted, and what experts made.
+    // Inputs of the projections around the experts: the stream, which is counted already, and the
+    // outputs of experts.
     kept += work.input_alone(local * latent) + if latent > 0 { work.input_besides(local * c) } else { 0 };
     let width = moe.ffn_hidden_size / work.place.expert_tensor.size;
     let hidden = inner_bytes(config, routed * expert_ranks, width, work);
-    // One operation of all forms the units' outputs again, and so does one of each that recomputes
-    // them.
+    // A grouped operation over all experts recomputes the units' outputs, and so do separate
+    // experts with `moe_act` recompute.
     let unit = unit_bytes(routed * expert_ranks, width, work);
     // Products of 8 bits are made expert by expert.
     let is_grouped = moe.grouped_gemm && work.eight_bits.is_none();
@@ -149,8 +150,8 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
     }
 }
 
-/// Choices, `tokens` and weights of each rank to all of a group; what each rank's experts make of
-/// them is summed.
+/// Choices, `tokens` and weights of each rank to all of a group; the outputs of each rank's experts
+/// are summed.
 fn share(moe: &MoeConfig, tokens: u64, row: u64, group: GroupKind, ranks: u64) -> Vec<Exchange> {
     let (choices, rows) = (tokens * moe.topk as u64, tokens * row);
     let of = |operation, pass, bytes| exchange(TrafficKind::Expert, group, operation, pass, 1, bytes);

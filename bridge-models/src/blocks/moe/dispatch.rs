@@ -1,4 +1,4 @@
-//! Tokens to the ranks that hold their experts, and results back. A choice that was dropped has no
+//! Sends tokens to the ranks that hold their experts, and results back. A dropped choice has no
 //! row.
 //!
 //! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
@@ -28,7 +28,7 @@ fn inverse(order: &[usize]) -> Vec<usize> {
     inverse
 }
 
-/// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row travels to the rank
+/// Weighted sums of the chosen experts' results, `[n, c]` -> the same: each row is sent to the rank
 /// of its expert.
 pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     let Routing { weights_nk, experts_nk, num_experts } = routing;
@@ -74,7 +74,7 @@ fn exchange(rows: Tensor<2>, counts: &[usize], group: &Group, experts: &Experts)
     let by_rank = |counts: &[usize]| counts.chunks(each).map(|chunk| chunk.iter().sum()).collect();
     let row_counts = RowCounts { send: by_rank(counts), receive: by_rank(&receiving) };
     let received = all_to_all_uneven(rows, &row_counts, group);
-    // They come by rank and then by expert; experts want theirs together.
+    // Rows arrive by rank and then by expert, and must be sorted by expert.
     let keys: Vec<usize> =
         receiving.iter().enumerate().flat_map(|(place, count)| std::iter::repeat_n(place % each, *count)).collect();
     let (order, expert_counts) = sorted_by_key(&keys, each);
@@ -101,8 +101,8 @@ pub(super) fn gather_routing(routing: Routing, group: &Group) -> Routing {
     }
 }
 
-/// As [`all_to_all`], with all ranks' tokens on every rank: each adds what its experts have to say,
-/// and sums are cut again.
+/// As [`all_to_all`], with all ranks' tokens on every rank: the outputs of the ranks' experts are
+/// reduce-scattered.
 pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     if group.size() == 1 {
         return all_to_all(x_nc, routing, group, experts);
@@ -120,7 +120,8 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let tokens: Vec<usize> = choices.iter().map(|choice| choice / k).collect();
     let token_rows = ExpertRows::new(&tokens, counts, all, experts.fewest_rows());
     let weight_rows = ExpertRows::new(choices, counts, all * k, experts.fewest_rows());
-    // A row that only keeps an expert busy has weight zero, whatever token it is added to.
+    // A padding row of an idle expert has weight zero, so the token that it is added to does not
+    // matter.
     let mut targets = vec![0_i64; token_rows.counts().iter().sum()];
     tokens.iter().enumerate().for_each(|(index, token)| targets[token_rows.place(index)] = *token as i64);
     let results = experts.forward(token_rows.gather(x_nc), token_rows.counts());

@@ -174,7 +174,8 @@ impl Moe {
         self.with_shared(y_btc, x_btc, regions)
     }
 
-    /// `y_btc` and what the shared experts make of `x_btc`, both of the residual stream.
+    /// The sum of `y_btc` and the shared experts' output for `x_btc`, both in the layout of the
+    /// residual stream.
     fn with_shared(&self, y_btc: Tensor<3>, x_btc: Tensor<3>, regions: &Regions) -> Tensor<3> {
         if self.shared_experts.is_none() {
             return y_btc;
@@ -187,7 +188,7 @@ impl Moe {
         }
     }
 
-    /// This rank's term of what the shared experts add, gated if there is a gate: `[n, c]` -> the
+    /// This rank's term of the shared experts' output, gated if there is a gate: `[n, c]` -> the
     /// same.
     fn shared_term(&self, x_nc: Tensor<2>) -> Option<Tensor<2>> {
         let (shared, gate) = (self.shared_experts.as_ref()?, &self.shared_gate);
@@ -198,7 +199,7 @@ impl Moe {
         Some(recomputed(parts, [x_nc], |(shared, gate), [x_nc]| gated_term(shared, gate, x_nc)))
     }
 
-    /// `[n, c]` -> the same, or this rank's terms of it where others share the experts.
+    /// `[n, c]` -> the same, or this rank's terms of it if several ranks share the experts.
     fn experts(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
         match self.dispatcher {
             TokenDispatcher::AllToAll | TokenDispatcher::Flex => {
@@ -209,7 +210,7 @@ impl Moe {
     }
 }
 
-/// A term of what shared experts add, times the gate if there is one: `[n, c]` -> the same.
+/// A term of the shared experts' output, times the gate if there is one: `[n, c]` -> the same.
 fn gated_term(shared: &Mlp, gate: &Option<Param<Tensor<2>>>, x_nc: Tensor<2>) -> Tensor<2> {
     let Some(weight_1c) = gate else {
         return shared.forward_term(x_nc);
@@ -228,7 +229,8 @@ fn flat(x_btc: Tensor<3>) -> Tensor<2> {
 }
 
 impl Experts {
-    /// An adapted layer of an expert is an operation of its own, and so are the experts then.
+    /// Experts with an adapted layer are not grouped, because the adapted layer is a separate
+    /// operation.
     fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
         let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
         Self { local_experts, is_grouped, recomputes_activation: config.recomputed.moe_act }

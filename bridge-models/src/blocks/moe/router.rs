@@ -19,9 +19,9 @@
 //! - z-loss (Zoph et al., arXiv:2202.08906, equation 5): the mean over tokens of `log(sum_i exp
 //!   score_i)^2`.
 //!
-//! Padding is not routed, and counts for none of these: `n` is the number of other tokens. All are
-//! means over a micro-batch, whatever ranks have it. They are no part of the loss that the model
-//! returns: their gradients join those of the scores in backward, and their values go to the
+//! Padding is not routed and not counted: `n` is the number of other tokens. All losses are means
+//! over a micro-batch, on any number of ranks. The loss that the model returns does not include
+//! them: backward adds their gradients to the gradients of the scores, and their values go to the
 //! collector of the forward context.
 
 use bridge_core::config::RouterDType;
@@ -129,7 +129,7 @@ impl Router {
             let above = capacity.dropped(&choice, b, input);
             dropped_nk.iter_mut().zip(above).for_each(|(dropped, above)| *dropped |= above);
         }
-        // The weight of such a choice has no gradient, because what it would multiply is zero.
+        // The weight of a dropped choice has no gradient, because its factor is a row of zeros.
         for place in dropped_nk.into_iter().enumerate().filter_map(|(place, dropped)| dropped.then_some(place)) {
             (experts_nk[place], weights[place]) = (e, 0.0);
         }
@@ -151,7 +151,7 @@ struct TrainingSettings {
     /// Each element of the input is multiplied by a number drawn from between one minus this and
     /// one plus this.
     jitter: f64,
-    /// Scores are drawn, whatever the input is.
+    /// True if scores are random and do not depend on the input.
     forced: bool,
     sinkhorn: bool,
     capacity: Option<Capacity>,
@@ -207,7 +207,8 @@ impl TrainingSettings {
             let whole = WholeBatch::gather(scores_ne, n, batch, input);
             return Some(whole.own_rows(&sinkhorn(&whole.rows, e), e));
         }
-        // Scores, then 1 for padding, whose scores stay as they are and balance nothing.
+        // Scores, then 1 for padding, whose scores are kept unchanged and excluded from the
+        // balancing.
         let marked = scores_ne.chunks_exact(e).zip(padding_n);
         let marked: Vec<f64> =
             marked.flat_map(|(row, pads)| row.iter().copied().chain([f64::from(u8::from(*pads))])).collect();

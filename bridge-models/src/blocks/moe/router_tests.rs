@@ -59,7 +59,7 @@ fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, [N, K]), device)
 }
 
-/// The experts with the largest scores of each token, whatever else decides where it goes.
+/// The experts with the largest scores of each token, without bias, groups or balancing.
 fn by_score(scores: &Tensor<3>) -> Vec<usize> {
     let values: Vec<f64> = scores.clone().into_data().iter::<f64>().collect();
     values.chunks_exact(E).flat_map(|row| top_k(row, (0..E).collect(), K)).collect()
@@ -185,7 +185,8 @@ fn the_loss_of_the_global_batch_counts_the_tokens_of_all_micro_batches_so_far() 
     let device = Device::flex().autodiff();
     let moe = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, global_aux_loss_coeff: 0.9, ..settings(false) };
     let step = std::sync::Arc::default();
-    // A micro-batch before this one, all of whose tokens chose the first expert and others in vain.
+    // Counts of an earlier micro-batch: every token's first choice on the first expert, all other
+    // choices on the last.
     let before = vec![N as f64, 0.0, 0.0, 0.0, (N * (K - 1)) as f64];
     LayerMetrics::of_micro_batch(&step, 0).mean_of_step("tokens_per_expert_by_score", 0, || before.clone());
     let metrics = LayerMetrics::of_micro_batch(&step, 1);
@@ -324,8 +325,8 @@ fn noise_is_on_the_input_of_the_router_and_only_in_training() {
     let logits = router.logits(x.clone(), &training);
     let again = router.logits(x.clone(), &training);
     assert_eq!(logits.clone().into_data(), again.into_data(), "a recomputed layer draws the same");
-    // The gradient with respect to the input is the product's times the factors: which are what was
-    // drawn.
+    // The gradient with respect to the input is that of the product times the drawn factors, so it
+    // yields the factors.
     let factors: Vec<f32> = gradient(&x, logits.clone().sum());
     let sums: Vec<f32> = weight.val().sum_dim(0).into_data().try_into_vec().unwrap();
     let factors: Vec<f32> = factors.iter().enumerate().map(|(place, g)| g / sums[place % 2]).collect();
@@ -410,7 +411,7 @@ fn padding_is_not_routed_and_changes_no_loss() {
     let moe = MoeConfig { seq_aux_loss_coeff: 0.3, global_aux_loss_coeff: 0.2, ..settings(false) };
     let own: Vec<f32> = scores(&device).into_data().try_into_vec().unwrap();
     let run = |padded: usize| {
-        // What padding scores must not matter.
+        // The scores of padding must not affect the result.
         let values = [own.clone(), vec![9.0; padded * E]].concat();
         let x = Tensor::<3>::from_data(TensorData::new(values, [1, N + padded, E]), &device).require_grad();
         let mask: Vec<bool> = (0..N + padded).map(|token| token >= N).collect();

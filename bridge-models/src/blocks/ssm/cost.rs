@@ -31,7 +31,7 @@ impl Mamba {
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(tokens, c, projected) + scan + flops(tokens, i, c),
-            // The projection's parts, what the convolution, the scan and the norm make of them, and
+            // The projection's parts, the outputs of the convolution, the scan and the norm, and
             // the states between chunks.
             kept: work.input_alone(n * c as u64)
                 + of(projected)

@@ -131,7 +131,7 @@ impl Mamba {
         }
     }
 
-    /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens behind those that
+    /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens after those that
     /// it has seen.
     pub fn forward<'a>(
         &'a self,

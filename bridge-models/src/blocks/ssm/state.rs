@@ -17,7 +17,7 @@ pub(crate) struct MambaState {
 }
 
 impl MambaState {
-    /// The convolution of new tokens behind those seen, `[b, t, f]` -> the same.
+    /// The convolution of new tokens after those seen, `[b, t, f]` -> the same.
     pub fn convolve(&mut self, xbc_btf: Tensor<3>, taps_fk: Tensor<2>, bias_f: Option<Tensor<1>>) -> Tensor<3> {
         let ([b, t, f], [_, k]) = (xbc_btf.dims(), taps_fk.dims());
         if k == 1 {
@@ -32,7 +32,7 @@ impl MambaState {
         causal_conv(all, taps_fk, bias_f, None).narrow(SEQUENCE, k - 1, t)
     }
 
-    /// The scan of new tokens behind those seen.
+    /// The scan of new tokens after those seen.
     pub fn scan(&mut self, inputs: ScanInputs, options: &ScanOptions) -> Tensor<3> {
         let (y_btf, after) = ssd_scan_from(inputs, self.state.take(), options);
         self.state = Some(after);

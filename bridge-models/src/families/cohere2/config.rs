@@ -16,7 +16,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         let expected = format!("a divisor of hidden_size ({hidden_size})");
         fields.require(hidden_size.is_multiple_of(heads), "num_attention_heads", &heads.to_string(), &expected)
     }),
-    // Whatever `head_dim` says.
+    // `head_dim` is ignored.
     Setting::Always(|c| c.kv_channels = c.hidden_size / c.num_attention_heads),
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     Setting::Rows(BLOCKS),

@@ -1,6 +1,6 @@
 //! DeepSeek-V3: latent attention, a few dense layers, then experts in groups behind a sigmoid
-//! router, and a block that every token goes through. Layers of multi-token prediction, which files
-//! may have behind the others, are trained; nothing else runs them. Transformers ignores them.
+//! router, and a shared expert for every token. Files may have layers of multi-token prediction
+//! after all other layers. Only training runs them; transformers ignores them.
 
 mod config;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Gemma 2: norms before and behind blocks, capped scores and logits, and a window in every other
+//! Gemma 2: norms before and after blocks, capped scores and logits, and a window in every other
 //! layer.
 
 pub(super) mod config;

@@ -13,7 +13,7 @@ use crate::huggingface::windows::{self, LAYER_TYPES};
 
 const FORM: RopeForm = RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL };
 
-/// Base of the frequencies in windowed layers, where no key says so.
+/// Default base of the frequencies in windowed layers.
 const LOCAL_BASE: f64 = 10_000.0;
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -72,7 +72,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     Ok(())
 }
 
-/// Both forms: transformers 5 reads the first, transformers 4 the others.
+/// Writes both forms: transformers 5 reads the table, transformers 4 the separate keys.
 fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     rope::write(config, settings);
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {

@@ -1,4 +1,4 @@
-//! GLM-4 (0414): norms before and behind blocks, half of each head rotated in neighbouring pairs,
+//! GLM-4 (0414): norms before and after blocks, half of each head rotated in neighbouring pairs,
 //! gate and up in one matrix.
 
 mod config;

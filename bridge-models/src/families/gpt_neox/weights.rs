@@ -1,5 +1,5 @@
-//! Names of GPT-NeoX's parameters. Its rows of queries, keys and values are those of one head after
-//! the other, as ours are.
+//! Names of GPT-NeoX's parameters. Rows of queries, keys and values are ordered by head, as in
+//! Bridge.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

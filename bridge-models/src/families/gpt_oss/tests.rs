@@ -64,7 +64,7 @@ fn the_gates_outputs_take_turns_with_the_others() {
     let entry = map.entry(&format!("{expert}.weight")).unwrap();
     assert_eq!(entry.tensors[0].name, "model.layers.1.mlp.experts.gate_up_proj");
     assert_eq!((entry.tensors[0].start(), entry.tensors[0].whole_shape()), (2 * 12, vec![4, 3, 4]));
-    // Rows of the gate, then of the others; a row has a value for each of three inputs.
+    // Two rows of the gate, then two of the values; a row has a value for each of three inputs.
     let rows = [[0.0, 1.0, 2.0], [10.0, 11.0, 12.0], [20.0, 21.0, 22.0], [30.0, 31.0, 32.0]];
     let stored = &entry.split(rows.as_flattened())[0].values;
     assert_eq!(*stored, [0.0, 20.0, 10.0, 30.0, 1.0, 21.0, 11.0, 31.0, 2.0, 22.0, 12.0, 32.0]);

@@ -1,5 +1,5 @@
 //! Names of the sinks, the router and the experts. All experts of a layer are in one tensor, their
-//! matrices `[inputs, outputs]`, and the gate's outputs alternate with the others.
+//! matrices `[inputs, outputs]`, and outputs of the gate and of the values alternate.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

@@ -48,8 +48,8 @@ pub(crate) const LAYERS: &[Setting] = &[
     ROPE,
 ];
 
-/// RMSNorm, attention with the usual factor, a gated unit: what has no other default in any family
-/// of the line.
+/// Settings with the same default in all families of the Llama line: RMSNorm, attention with the
+/// usual factor, a gated unit.
 pub(crate) const BLOCKS: &[Setting] = &[
     USUAL_SOFTMAX_SCALE,
     Setting::Always(|c| {

@@ -56,7 +56,7 @@ pub(crate) fn silu(fields: &Fields, key: &str) -> Result<(), HfError> {
     }
 }
 
-/// The width of the block is said twice.
+/// The width of the block is stored twice, and both values must agree.
 fn read_expand(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let expand = fields.size("expand")?.unwrap_or(2);
     let (inner, hidden) = (mamba(config).inner_size(), config.hidden_size);
@@ -71,7 +71,8 @@ fn write_expand(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 
 const TIME_STEPS: &str = "time_step_limit";
 
-/// The range of time steps. Python's Infinity, or a number that no float32 reaches, is no limit.
+/// The range of time steps. Python's Infinity, or a number beyond the range of float32, means no
+/// limit.
 fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let Some(limits) = fields.get(TIME_STEPS) else {
         return Ok(());

@@ -67,7 +67,7 @@ fn what_is_not_built_is_refused_by_key() {
         assert!(error.contains(key), "{error}");
     }
     assert!(read(json!({ "n_groups": 4 })).unwrap().validate().unwrap_err().to_string().contains("mamba_num_groups"));
-    // A width that is no multiple of the residual stream's has no word in this family.
+    // This family cannot express a width that is not a multiple of the residual stream's width.
     let mut other = read(json!({})).unwrap();
     other.hybrid.as_mut().unwrap().mamba.num_heads = 4;
     assert!(super::FAMILY.settings(&other).is_err());

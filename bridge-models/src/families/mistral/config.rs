@@ -1,5 +1,5 @@
-//! Settings of Mistral; absent ones have the values of `MistralConfig`. With `layer_types` it is
-//! what transformers then takes it for, `ministral`.
+//! Settings of Mistral; absent ones have the values of `MistralConfig`. A folder with `layer_types`
+//! is a `ministral` for transformers, and so it is here.
 
 use serde_json::{Map, Value};
 
@@ -21,7 +21,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, usize::MAX), write: write_window },
 ];
 
-/// `layer_types` only where layers differ: it changes what transformers takes the folder for.
+/// `layer_types` only where layers differ: with it transformers reads the folder as a `ministral`.
 fn write_window(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let layers = windows::windowed_layers(config);
     match layers.contains(&true) && layers.contains(&false) {

@@ -1,5 +1,4 @@
-//! Mistral as llama.cpp has it: it is written as a Llama, and read as one. A window has no place
-//! there.
+//! Mistral in GGUF: llama.cpp stores and reads it as a Llama. A window cannot be stored.
 
 use crate::families::llama::gguf::{SETTINGS, TENSORS};
 use crate::huggingface::gguf::GgufFamily;

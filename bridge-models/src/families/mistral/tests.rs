@@ -18,7 +18,7 @@ fn all_layers_have_the_window_and_null_is_none() {
         (Some(7), LayerPattern::All, 10)
     );
     assert_eq!((config.max_position_embeddings, config.norm.epsilon), (131_072, 1e-6));
-    // With types of layers it is what transformers then takes it for.
+    // With `layer_types` the folder is a `ministral`, as for transformers.
     let [window, full] = ["sliding_attention", "full_attention"];
     let mixed = read_back(&FAMILY, json!({ "sliding_window": 5, "layer_types": [window, full, window, window] }));
     assert_eq!(mixed.window_layers, LayerPattern::Listed(vec![true, false, true, true]));

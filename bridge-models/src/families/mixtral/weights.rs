@@ -1,4 +1,4 @@
-//! Names of the experts in files that have each expert by itself.
+//! Names of the experts in files with separate tensors for each expert.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 

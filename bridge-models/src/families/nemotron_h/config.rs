@@ -38,7 +38,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(BLOCK),
     // `tie_word_embeddings` ties nothing in this family: its folders have both tensors.
     Setting::Always(|c| c.share_embeddings_and_output_weights = false),
-    // The lower bound of a new model's time steps is the default, whatever `time_step_limit` says.
+    // The lower bound of a new model's time steps is the default and does not depend on
+    // `time_step_limit`.
     Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
     // transformers has no multi-token prediction in this family and ignores its tensors.
@@ -74,7 +75,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 /// Defaults of absent settings of the router.
 const ROUTER: SigmoidRouter = SigmoidRouter { groups: 1, chosen: 1, factor: 1.0 };
 
-/// Experts, which have no biases, whatever feed-forward blocks and the shared experts have.
+/// Reads the experts, which never have biases, unlike feed-forward blocks and shared experts.
 fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     if !config.has_block(HybridBlock::Moe) {
         return Ok(());

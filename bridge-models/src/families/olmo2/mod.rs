@@ -1,4 +1,4 @@
-//! OLMo 2: a Llama whose norms are behind its blocks, and whose queries and keys have one norm each
+//! OLMo 2: a Llama whose norms are after its blocks, and whose queries and keys have one norm each
 //! over all heads.
 
 mod config;

@@ -2,7 +2,7 @@
 
 use crate::huggingface::weight_map::{WeightRule, rule};
 
-/// Norms of what blocks return.
+/// Norms of the outputs of blocks.
 pub(crate) const NORMS: &[WeightRule] = &[
     rule(
         "decoder.layers.{}.post_self_attention_layernorm.weight",

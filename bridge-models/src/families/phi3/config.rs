@@ -23,8 +23,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, None), write: windows::write_of_all },
 ];
 
-/// The original length stands beside the table; where it does not, `Phi3Config` has 4096, whatever
-/// the table says.
+/// The original length is a key beside the table. If that key is absent, `Phi3Config` uses 4096 and
+/// ignores the table.
 const FORM: RopeForm = RopeForm { percent: Some(1.0), original_length: Some(4096), ..RopeForm::USUAL };
 const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 

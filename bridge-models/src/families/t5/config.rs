@@ -53,8 +53,8 @@ fn relative(config: &mut DecoderConfig) -> &mut RelativeConfig {
 
 const FEED_FORWARD: &str = "feed_forward_proj";
 
-/// `NAME` or `gated-NAME`, where `gated-gelu` stands for the approximation by tanh. What a file
-/// says of its two parts by keys of their own counts.
+/// `NAME` or `gated-NAME`, where `gated-gelu` means the tanh approximation. Separate keys for the
+/// two parts take precedence.
 fn read_feed_forward(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let name = fields.string(FEED_FORWARD)?.unwrap_or("relu");
     let (gated, inner) = match name.strip_prefix("gated-") {

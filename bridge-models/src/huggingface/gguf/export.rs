@@ -29,17 +29,18 @@ pub enum GgufDtype {
     F16,
     /// 16-bit brain float.
     Bf16,
-    /// 8-bit integers, 32 of them with a factor; rows that are no multiple of 32 are written as
-    /// [`Self::F16`].
+    /// Blocks of 32 8-bit integers with a scale. Tensors whose row length is not a multiple of 32
+    /// are written as [`Self::F16`].
     Q8_0,
 }
 
-/// A GGUF file in the making: takes parameters, as [`Exporter`](crate::huggingface::Exporter) does.
+/// Writer of a GGUF file, which takes parameters as [`Exporter`](crate::huggingface::Exporter)
+/// does.
 #[derive(Debug)]
 pub struct GgufExporter {
     map: WeightMap,
     head_size: usize,
-    /// By Hugging Face's name: the name here, how the elements differ, what they are stored as.
+    /// Tensors by their Hugging Face name: GGUF name, rearrangement of the elements, storage type.
     tensors: BTreeMap<String, (String, Rearrangement, BlockType)>,
     staged: Staged,
     /// Names of the parameters that were added.
@@ -116,8 +117,8 @@ impl GgufExporter {
         Ok(Self { map, head_size, tensors, staged, added: HashSet::new(), failure: None })
     }
 
-    /// Adds a parameter of which `read` gives any rows: it is never in memory as a whole. What is
-    /// wrong with it is an error of [`Self::finish`].
+    /// Adds a parameter whose rows `read` returns on demand, so it is never in memory as a whole.
+    /// [`Self::finish`] returns the error of an invalid parameter.
     pub fn stream(&mut self, name: &str, shape: &[usize], read: &mut ReadRows<'_>) {
         if self.failure.is_none() {
             self.failure = self.store(name, shape, read).err();
@@ -129,7 +130,8 @@ impl GgufExporter {
         for (number, stored) in entry.tensors.iter().enumerate() {
             let (here, how, kind) = &self.tensors[&stored.name];
             let row: usize = stored.shape[1..].iter().product::<usize>().max(1);
-            // Blocks of what is moved together: a head, or all of a matrix that is transposed.
+            // A block must contain whole units of rearrangement: a head, or all rows of a
+            // transposed matrix.
             let multiple = match how {
                 Rearrangement::None => 1,
                 Rearrangement::PairedHeads => self.head_size,
@@ -149,11 +151,11 @@ impl GgufExporter {
         Ok(())
     }
 
-    /// Gives the file its name.
+    /// Renames the temporary file to its final name.
     ///
     /// # Errors
     /// If a parameter was unknown, of another shape or is missing, or the file cannot be written.
-    /// There is no file then.
+    /// Then there is no file at the path.
     pub fn finish(self) -> Result<(), HfError> {
         if let Some(failure) = self.failure {
             return Err(failure);
@@ -163,17 +165,17 @@ impl GgufExporter {
     }
 }
 
-/// Refuses a model of which the file says something else than its configuration, or nothing: what
-/// has no key there cannot be lost.
+/// Refuses a model whose configuration cannot be read back from the file, so that no setting
+/// without a GGUF key is lost.
 fn says_the_same(file: &Path, family: &Family, config: &DecoderConfig) -> Result<(), HfError> {
     let GgufModel { settings, .. } = GgufModel::open(file)?;
     let Architecture { config: found, .. } = Architecture::new(&Fields::new(&settings))?;
-    // Numbers are of 32 bits there, which is what transformers and llama.cpp compute with.
+    // GGUF numbers have 32 bits, as in the computations of transformers and llama.cpp.
     let mut rounded = Value::Object(family.settings(config)?);
     round(&mut rounded);
     let Value::Object(rounded) = rounded else { unreachable!("it was a table") };
     let config = family.decoder_config(&Fields::new(&rounded))?;
-    // What only training reads is not in such files.
+    // GGUF files have no settings that only training reads.
     let found = DecoderConfig {
         init_method_std: config.init_method_std,
         embedding_init_method_std: config.init_method_std,
@@ -269,7 +271,7 @@ fn put_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// A value behind the number of its type.
+/// A value, preceded by the number of its type.
 fn put_value(bytes: &mut Vec<u8>, value: &GgufValue) {
     let put_type = |bytes: &mut Vec<u8>, number: u32| bytes.extend(number.to_le_bytes());
     let put_list = |bytes: &mut Vec<u8>, number: u32, count: usize| {

@@ -14,7 +14,8 @@ pub(crate) struct GgufFamily {
     /// Keys of `config.json` that say whether a tensor is there, by the name of that of the first
     /// layer.
     pub switches: &'static [(&'static str, &'static str)],
-    /// Names of tensors here and there; `{}` stands for the number of the layer.
+    /// Names of tensors in GGUF and in Hugging Face files; `{}` is a placeholder for the number of
+    /// the layer.
     pub tensors: &'static [(&'static str, &'static str, Rearrangement)],
 }
 
@@ -30,7 +31,7 @@ pub(crate) enum GgufNumber {
 /// Difference in the order of a tensor's elements between GGUF and Hugging Face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rearrangement {
-    /// Not at all.
+    /// The order is the same.
     None,
     /// In the order of the rows of each head: pairs that are rotated stand side by side here, and
     /// half a head apart there.

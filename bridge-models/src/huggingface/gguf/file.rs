@@ -1,6 +1,5 @@
 //! A GGUF file, mapped into memory: its table of values, and its tensors as they are stored. Every
-//! count and size is compared with the file before it is used. What the names mean belongs to the
-//! families.
+//! count and size is compared with the file before it is used. The families interpret the names.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -55,8 +54,8 @@ impl GgufFile {
     /// Maps a file and reads its tables.
     ///
     /// # Errors
-    /// If it cannot be opened, or is no GGUF file of version 2 or 3 whose tables and tensors lie
-    /// within it.
+    /// If the file cannot be opened, is not a GGUF file of version 2 or 3, or its tables or tensors
+    /// exceed the file.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let map = untrusted_io::map(path).map_err(|source| io(path, source))?;
         let mut cursor = Cursor { path, bytes: &map, at: 0 };
@@ -68,7 +67,7 @@ impl GgufFile {
             return Err(cursor.wrong("version", "2 or 3, little-endian", &version.to_string()));
         }
         let (num_tensors, num_values) = (cursor.u64()?, cursor.u64()?);
-        // Of each entry there are at least a length and a number.
+        // Each entry has at least a length and a number.
         for (count, what) in [(num_tensors, "number of tensors"), (num_values, "number of values")] {
             if count > (map.len() / 12) as u64 {
                 return Err(cursor.wrong(what, "no more than the file has room for", &count.to_string()));
@@ -252,8 +251,8 @@ impl<'a> Cursor<'a> {
 
     fn list(&mut self, key: &str) -> Result<GgufValue, HfError> {
         let (kind, count) = (self.u32()?, self.u64()?);
-        // An element has a byte at least, a text eight: what is made of them is no more than a few
-        // times the file.
+        // An element has at least one byte, a text eight. So the memory of the values is at most a
+        // few times the file's size.
         let least = if kind == 8 { 8 } else { 1 };
         if count > ((self.bytes.len() - self.at) / least) as u64 {
             return Err(self.wrong(key, "a list that the file has room for", &format!("{count} elements")));

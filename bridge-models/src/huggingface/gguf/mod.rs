@@ -9,8 +9,8 @@
 //! | `tokenizer` | byte-level tokenizers from and to the files of a folder |
 //! | `export` | parameters to a file |
 //!
-//! The reader is our own: what comes from outside is judged here, size by size, and a crate that
-//! reads the tables would leave us the blocks, the names and the tokenizer all the same.
+//! The reader is our own, because untrusted input is checked here, size by size. A crate that reads
+//! the tables would not read the blocks, names and tokenizer.
 
 mod blocks;
 mod export;

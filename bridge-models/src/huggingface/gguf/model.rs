@@ -22,7 +22,7 @@ const EMBEDDING: &str = "token_embd.weight";
 /// The output, where it is not that table.
 const OUTPUT: &str = "output.weight";
 
-/// The parts of a folder that a file stands for.
+/// A GGUF file as the parts of a Hugging Face folder.
 pub(crate) struct GgufModel {
     pub settings: Map<String, Value>,
     pub source: GgufSource,
@@ -105,7 +105,7 @@ fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, 
 
 /// Keys of the model that are set and not read.
 fn unread(file: &GgufFile, family: &GgufFamily) -> Vec<String> {
-    /// Keys that are read elsewhere or do not change what the model computes.
+    /// Keys that are read elsewhere or do not change the model's outputs.
     const KNOWN: [&str; 9] = [
         "attention.causal",
         "expert_count",
@@ -158,7 +158,7 @@ fn scaling(file: &GgufFile, family: &GgufFamily) -> Result<Option<Value>, HfErro
 #[derive(Debug)]
 pub(crate) struct GgufSource {
     file: GgufFile,
-    /// By Hugging Face's name: shape there, the tensor here, how they differ.
+    /// Tensors by their Hugging Face name: shape there, tensor in the GGUF file, rearrangement.
     tensors: BTreeMap<String, Renamed>,
     /// Rows of a head.
     head_size: usize,
@@ -177,8 +177,8 @@ impl GgufSource {
     fn new(file: GgufFile, family: &GgufFamily, settings: &Map<String, Value>) -> Result<Self, HfError> {
         let mut tensors = BTreeMap::new();
         for (name, tensor) in &file.tensors {
-            // A tensor that is not known keeps its name, so that it is listed with all others that
-            // are wrong.
+            // An unknown tensor keeps its name, so that the error lists it with all other wrong
+            // tensors.
             let (renamed, how) = family.hugging_face(name).unwrap_or((name.clone(), Rearrangement::None));
             let mut shape = tensor.shape.clone();
             if how == Rearrangement::Transposed {

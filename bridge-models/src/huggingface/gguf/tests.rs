@@ -31,7 +31,7 @@ fn a_file_has_the_model_of_its_folder() {
         let folder = tempfile::tempdir().unwrap();
         let path = exported(name, GgufDtype::F32, folder.path());
         let [before, after] = [golden(name), path.clone()].map(|path| HfModel::open(&path).unwrap());
-        // The format has no dropout: it is the family's own.
+        // The format has no dropout: reading uses the family's default.
         let mut expected = before.config().clone();
         expected.embedding_dropout = after.config().embedding_dropout;
         expected.hidden_dropout = after.config().hidden_dropout;
@@ -56,8 +56,8 @@ fn numbers_that_were_of_32_bits_once_are_no_loss() {
     let folder = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(golden("llama").join("config.json")).unwrap();
     let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
-    // What a float32 of 1e-5 is as a double, and a deviation that no float32 is: real folders have
-    // both.
+    // The double of the float32 1e-5, and a standard deviation that float32 cannot represent: real
+    // folders have both.
     settings["rms_norm_eps"] = 9.999_999_747_378_752e-6.into();
     settings["initializer_range"] = 0.041_666_666_666_666_664.into();
     std::fs::write(folder.path().join("config.json"), settings.to_string()).unwrap();
@@ -133,7 +133,7 @@ fn damaged_files_are_errors() {
     for at in (4..2048).step_by(4) {
         let mut changed = whole.clone();
         changed[at..at + 4].fill(0xff);
-        // What is still a model of this family is no error.
+        // A changed file may still be a valid model of this family.
         drop(open(&changed));
     }
     let mut huge = whole.clone();

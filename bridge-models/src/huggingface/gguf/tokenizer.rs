@@ -26,7 +26,7 @@ const QWEN2: &str =
 enum Step {
     /// At the matches of a pattern.
     Split(&'static str),
-    /// Each digit by itself.
+    /// Each digit separately.
     Digits,
     /// Into bytes, by GPT-2's pattern of words or without one.
     Bytes { by_word: bool },
@@ -94,7 +94,7 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
             json!({ "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": is_special })
         })
         .collect();
-    // Rows that fill the vocabulary up stand behind its tokens: a tokenizer that knew them would
+    // Rows that fill the vocabulary up stand after its tokens: a tokenizer that knew them would
     // let them be generated.
     let known = kinds.iter().rposition(|kind| *kind != kind::UNUSED).map_or(0, |last| last + 1);
     let vocab: Map<String, Value> =
@@ -137,7 +137,7 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
 /// Values of a file for the tokenizer of a folder, for a model with `rows` rows of vocabulary.
 ///
 /// # Errors
-/// Why the tokenizer has no form there.
+/// If GGUF cannot store the tokenizer, with the expected and the found value.
 pub(super) fn values(
     files: &BTreeMap<String, Vec<u8>>,
     rows: usize,

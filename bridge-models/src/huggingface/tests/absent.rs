@@ -1,5 +1,5 @@
-//! Keys that a `config.json` leaves out, has as null, or has beside others that count: what
-//! transformers makes of them.
+//! Keys of `config.json` that are absent, null, or overridden by other keys, and their meaning in
+//! transformers.
 
 use bridge_core::config::RouterDType;
 use serde_json::{Map, Value, json};

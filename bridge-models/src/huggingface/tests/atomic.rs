@@ -33,7 +33,7 @@ fn a_killed_export_leaves_what_was_there_and_no_other_model() {
         let folder = tempfile::tempdir().unwrap();
         let mut killed = new(folder.path(), &["tokenizer.json"]);
         fill(&mut killed, &model, filled);
-        // What a signal does: nothing is cleaned up.
+        // As after SIGKILL: no cleanup runs.
         std::mem::forget(killed);
         assert!(names(folder.path()).iter().all(|name| name.starts_with(".tmp-")), "{:?}", names(folder.path()));
         assert!(HfModel::open(folder.path()).is_err());
@@ -45,7 +45,7 @@ fn a_killed_export_leaves_what_was_there_and_no_other_model() {
     std::mem::forget(killed);
     assert!(HfModel::open(before.path()).is_ok());
     assert_eq!(raw_tensors(&before.path().join("model.safetensors")), weights);
-    // The next one removes what was left, and what it replaces.
+    // The next export removes the killed one's files, and the files that it replaces.
     let mut whole = new(before.path(), &["tokenizer.json"]);
     fill(&mut whole, &model, count);
     whole.finish().unwrap();
@@ -68,7 +68,7 @@ fn an_export_that_cannot_end_leaves_no_model() {
     assert!(error.contains("vocab.json"), "{error}");
     assert!(!folder.path().join("config.json").exists() && HfModel::open(folder.path()).is_err());
     assert!(!names(folder.path()).iter().any(|name| name.starts_with(".tmp-")));
-    // Whatever is left of such a folder, the same export may replace it.
+    // The same export may replace such a folder, with any files left in it.
     for name in names(folder.path()).iter().filter(|name| name.contains("safetensors")) {
         std::fs::remove_file(folder.path().join(name)).unwrap();
     }

@@ -3,7 +3,7 @@
 use super::files::export_to_temporary;
 use super::*;
 
-/// The same model with tensors of each expert by itself, under the names of older files.
+/// The same model with separate tensors for each expert, under the names of older files.
 fn with_experts_apart(name: &str) -> tempfile::TempDir {
     let is_mixtral = settings_of(name)["model_type"] == "mixtral";
     changed_copy(name, |tensors| {
@@ -93,7 +93,7 @@ fn stacked_experts_have_scales_each() {
     assert_eq!(stored(name).unwrap().0, safetensors::Dtype::F8_E4M3);
     let (dtype, grid) = stored(&format!("{name}_scale_inv")).unwrap();
     assert_eq!((dtype, grid.len(), grid[0]), (safetensors::Dtype::F32, 3, experts));
-    // What was rounded once stays as it is.
+    // Values that were rounded once do not change again.
     let model = HfModel::open(folder.path()).unwrap();
     assert_eq!(model.experts(), ExpertLayout::Stacked);
     let bits = |raws: Vec<Raw>| raws.into_iter().filter(|raw| raw.dtype != safetensors::Dtype::F32).collect::<Vec<_>>();
@@ -117,7 +117,7 @@ fn there_may_be_more_experts_than_tensors() {
     std::fs::write(folder.path().join("config.json"), Value::Object(settings.clone()).to_string()).unwrap();
     let model = HfModel::open(folder.path()).unwrap();
     assert!(model.source().tensors().count() < experts);
-    // A number for which there are no weights is refused before anything is made of it.
+    // A number of experts without weights is refused before memory is allocated for it.
     settings.insert("num_experts".into(), (1_u64 << 40).into());
     settings.insert("num_local_experts".into(), (1_u64 << 40).into());
     std::fs::write(folder.path().join("config.json"), Value::Object(settings).to_string()).unwrap();

@@ -129,7 +129,7 @@ fn one_file_counts_before_an_index() {
     std::fs::copy(whole.path().join("model.safetensors"), &single).unwrap();
     let exported = export_to_temporary(&HfModel::open(folder.path()).unwrap(), &ExportOptions::default());
     assert_eq!(raw_tensors(&exported.path().join("model.safetensors")), raw_tensors(&single));
-    // Whether the shards are there still, or are gone.
+    // The folder can be opened with the shards and without them.
     for entry in std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap) {
         if entry.file_name().to_string_lossy().starts_with("model-") {
             std::fs::remove_file(entry.path()).unwrap();
@@ -352,7 +352,7 @@ fn shards_of_sixteen_bits_are_read_and_written() {
         let tensors: Vec<Raw> = shards.iter().flat_map(|path| raw_tensors(path)).collect();
         assert!(tensors.iter().all(|raw| raw.dtype != safetensors::Dtype::F32));
 
-        // What was rounded once is not changed by going through float32 again.
+        // Rounded values do not change in another conversion to float32 and back.
         let model = HfModel::open(folder.path()).unwrap();
         let again = export_to_temporary(&model, &ExportOptions { dtype, ..ExportOptions::default() });
         let mut sorted = tensors;
@@ -577,7 +577,7 @@ fn weights_of_eight_bits_are_read_and_written_with_their_scales() {
         let report = crate::verify(folder.path(), &golden(name).join("golden.safetensors"), &device()).unwrap();
         let difference = report.logits.unwrap().difference.unwrap();
         assert!(difference > 1e-4 && difference < 0.5, "{name}: {difference}");
-        // What was rounded once stays as it is.
+        // Values that were rounded once do not change again.
         let again = export_to_temporary(&model, &ExportOptions { dtype: StorageDtype::F8, ..ExportOptions::default() });
         let bits =
             |raws: Vec<Raw>| raws.into_iter().filter(|raw| raw.dtype != safetensors::Dtype::F32).collect::<Vec<_>>();
@@ -643,7 +643,7 @@ fn quantized_weights_without_their_scales_are_named() {
     };
     let folder = quantized_copy("llama", table.clone(), |tensors| to_f8(tensors, Some(vec![56, 1])));
     assert!(HfModel::open(folder.path()).unwrap().build(&device()).is_ok());
-    // A scale of any shape for the whole matrix, and what activations would be divided by.
+    // A scale of any shape for the whole matrix, and the divisor of activations.
     let whole = serde_json::json!({ "quant_method": "fp8", "weight_block_size": null, "activation_scheme": "static" });
     for (table, shape) in [(&whole, vec![]), (&whole, vec![1]), (&whole, vec![1, 1]), (&table, vec![1])] {
         let folder = quantized_copy("llama", table.clone(), |tensors| {

@@ -1,4 +1,4 @@
-//! Generation in every family: with what layers remember and without, one text alone and several in
+//! Generation in every family: with and without the layers' caches, one text alone and several in
 //! step.
 
 use std::ops::ControlFlow;

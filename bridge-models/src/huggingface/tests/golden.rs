@@ -1,4 +1,4 @@
-//! Reference values: what `verify` says about models of which it is known.
+//! Reports of `verify` on models with reference values.
 
 use super::*;
 use crate::verify::{VerifyError, VerifyReport};

@@ -1,12 +1,11 @@
-//! Layers of multi-token prediction in files: what is there, what may be missing, and what they
-//! compute.
+//! Layers of multi-token prediction in files: required and optional tensors, and their results.
 
 use bridge_core::model::{Auxiliary, Batch, ForwardContext, LayerMetrics, Mode, loss_sum};
 use bridge_data::MicroBatch;
 
 use super::*;
 
-/// Three layers, of which the last has experts, and two behind them.
+/// Three layers, of which the last has experts, and two after them.
 const MODEL: &str = "deepseek_v3_mtp";
 
 #[test]

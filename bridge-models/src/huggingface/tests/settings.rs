@@ -70,8 +70,8 @@ fn yarn_and_longrope_have_the_defaults_of_transformers() {
         attention_factor: None,
         truncate: true,
     };
-    // The context grows from 32 tokens to the 128 of the model; zero is as good as nothing, and so
-    // is `mscale` alone.
+    // The context grows from 32 tokens to the 128 of the model; zero and `mscale` without
+    // `mscale_all_dim` have no effect.
     let short = json!({ "type": "yarn", "original_max_position_embeddings": 32, "mscale": 0.7, "beta_fast": 0 });
     assert_eq!(table(short), RopeScaling::Yarn(whole));
     let long = json!({
@@ -239,8 +239,8 @@ fn a_decoder_of_no_family_cannot_be_written_and_the_setting_is_named() {
     }
 }
 
-/// Every field, also inside tables, with other values: of the same type, or, for what may be
-/// absent, of a sample.
+/// Every field, also inside tables, with another value: of the same type or, for optional fields, a
+/// sample value.
 fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>) {
     let other = match value {
         Value::Object(fields) => {

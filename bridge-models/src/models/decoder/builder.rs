@@ -52,7 +52,7 @@ const OF_ATTENTION: [&str; 9] = [
 const OF_FEED_FORWARD: [&str; 4] =
     ["activation_func", "activation_func_clamp_value", "gated_linear_unit", "glu_linear_offset"];
 
-/// The section of a kind: where a `mamba` has no pattern, every layer is a Mamba layer.
+/// The section of a kind. If a `mamba` has no pattern, every layer is a Mamba layer.
 pub fn section_of_kind(kind: &str, section: &TransformerConfig) -> TransformerConfig {
     let mut section = section.clone();
     if kind == MAMBA_KIND && section.hybrid_override_pattern.is_none() {
@@ -81,7 +81,7 @@ impl GptModelConfig {
         Self { kind: MAMBA_KIND, ..Self::new(section_of_kind(MAMBA_KIND, transformer)) }
     }
 
-    /// Refuses settings that the kind does not have, or none of its layers.
+    /// Refuses settings that the kind or all of its layers do not have.
     fn check_kind(&self) -> Result<(), ModelBuildError> {
         let section = &self.transformer;
         let pattern = section.hybrid_override_pattern.as_deref();

@@ -35,7 +35,7 @@ impl DecoderLayer {
         }
     }
 
-    /// The parts that can run, and be recomputed, by themselves.
+    /// The parts that can run, and be recomputed, separately.
     pub fn parts(&self) -> &'static [SegmentRole] {
         match self {
             Self::Transformer(layer) => layer.parts(),
@@ -59,7 +59,7 @@ impl DecoderLayer {
         }
     }
 
-    /// [`Self::forward`] of tokens behind those that `state`, of which this is layer `local`, has
+    /// [`Self::forward`] of tokens after those that `state`, of which this is layer `local`, has
     /// seen.
     pub fn generate<'a>(
         &'a self,

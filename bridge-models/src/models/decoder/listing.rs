@@ -33,14 +33,14 @@ impl Adapter for Listing {
 }
 
 impl DecoderConfig {
-    /// Asks `adapter` about all linear layers of the whole model. Nothing is made.
+    /// Passes all linear layers of the whole model to `adapter`, without building the model.
     pub(crate) fn ask(&self, adapter: Arc<dyn Adapter>) {
         let work = Workload::sequence(1, self.padded_vocab_size);
         outline(self, &work, &Stage::whole(self.stacks()), Some(adapter));
     }
 
-    /// The linear layers of the whole model, in the order in which they are declared. Nothing is
-    /// made.
+    /// The linear layers of the whole model, in the order of their declaration, without building
+    /// the model.
     pub(crate) fn linear_layers(&self) -> Vec<ListedLayer> {
         let listing = Arc::new(Listing::default());
         self.ask(Arc::<Listing>::clone(&listing));

@@ -12,8 +12,8 @@
 //! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `presets` | the benchmark's shapes |
 //!
-//! The maths of the layers is in `crate::blocks`. Nothing here knows Hugging Face's names; those
-//! are in [`crate::huggingface`].
+//! The maths of the layers is in `crate::blocks`. This module does not use Hugging Face's names,
+//! which are in [`crate::huggingface`].
 
 mod builder;
 mod decoder_layer;

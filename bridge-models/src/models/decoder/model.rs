@@ -49,7 +49,7 @@ pub struct Decoder {
     decoder: Block,
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
-    /// Replacement of the output projection; there is no output table then.
+    /// Replacement of the output projection, instead of an output table.
     last_layer: Option<LastLayer>,
     /// Layers of multi-token prediction, on a stage with the head.
     prediction: Option<MultiTokenPrediction>,
@@ -195,7 +195,7 @@ impl DecoderConfig {
         self.declarations().parameters().iter().map(Declaration::num_elements).sum()
     }
 
-    /// The whole model's parameters, in the order of its chunk. Nothing is made.
+    /// The whole model's parameters, in the order of its chunk, without building the model.
     pub fn declarations(&self) -> Declarations {
         let (scope, stage) = (ChunkScope::outline(RankPlace::SINGLE, None), Stage::whole(self.stacks()));
         match self.encoder {
@@ -271,7 +271,7 @@ impl Decoder {
         }
     }
 
-    /// The layer (counted in this stage) and the part of it that is segment `in_layers` behind the
+    /// The layer (counted in this stage) and the part of it that is segment `in_layers` after the
     /// embedding. All layers have as many parts.
     fn part(&self, in_layers: usize) -> (usize, usize) {
         let parts = self.part_count();

@@ -1,4 +1,4 @@
-//! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers behind the last one
+//! Multi-token prediction (DeepSeek-V3, arXiv:2412.19437, section 2.2): layers after the last one
 //! that predict the tokens after the next one.
 //!
 //! Layer `k` (from 0) reads the hidden state of each token and the embedding of the token `k + 1`
@@ -49,7 +49,7 @@ struct MultiTokenPredictionLayer {
     eh_proj: Linear,
     transformer_layer: TransformerLayer,
     final_layernorm: Norm,
-    /// True if the stream of the transformer layer is in float32 whatever the parameters' dtype.
+    /// True if the stream of the transformer layer is in float32 with any dtype of the parameters.
     is_wide: bool,
 }
 
@@ -58,7 +58,7 @@ const LAYERS: &str = "mtp.layers.";
 /// Next component of the names of a transformer layer's parameters.
 const TRANSFORMER: &str = "transformer_layer";
 
-/// Name of the parameter `name` of one of these layers if they are counted behind the `num_layers`
+/// Name of the parameter `name` of one of these layers if they are counted after the `num_layers`
 /// layers of the decoder, as in files: a parameter of the transformer layer is named like one of
 /// the decoder's. `None` for other parameters.
 pub(crate) fn name_behind_layers(name: &str, num_layers: usize) -> Option<String> {

@@ -118,7 +118,7 @@ pub(crate) struct LayerInput<'a> {
     pub mlp_key: Option<DropoutKey>,
 }
 
-/// The parts of a layer that can run, and be recomputed, by themselves.
+/// The parts of a layer that can run, and be recomputed, separately.
 fn parts(blocks: BlockOrder, has_experts: bool) -> &'static [SegmentRole] {
     match (blocks, has_experts) {
         (BlockOrder::Sequential, false) => &[SegmentRole::Attention, SegmentRole::Mlp],
@@ -162,8 +162,8 @@ impl TransformerLayer {
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
         let norms = config.residual.layer_norms();
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
-        // A norm before a block reads the stream, which is the segment's input; one behind it keeps
-        // what it reads.
+        // A norm before a block reads the stream, which is the segment's input; a norm after the
+        // block keeps its own input.
         let with_norms = |block: SegmentCost, before: Option<OffloadModule>, after: bool| {
             let statistics = || statistics(config.norm, work.tokens_between_blocks());
             let read = |module: OffloadModule| SegmentCost {
@@ -196,7 +196,7 @@ impl TransformerLayer {
         SegmentCost { input: stream, ..blocks }
     }
 
-    /// The parts that can run, and be recomputed, by themselves.
+    /// The parts that can run, and be recomputed, separately.
     pub fn parts(&self) -> &'static [SegmentRole] {
         parts(self.residual.blocks, matches!(self.feed_forward, FeedForward::Moe(_)))
     }

@@ -1,5 +1,5 @@
-//! One layer of an encoder or of the decoder behind it: attention, in the decoder attention to the
-//! encoder's output, and a feed-forward block, each on a norm of the residual stream.
+//! One layer of the encoder or of the decoder: attention, in the decoder attention to the encoder's
+//! output, and a feed-forward block, each on a norm of the residual stream.
 
 use bridge_core::model::{ChunkScope, Component, SegmentRole, WeightGradientStore};
 use bridge_kernels::{DropoutKey, MaxLogit, Recomputable};
@@ -14,7 +14,7 @@ use crate::blocks::norm::Norm;
 use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 
-/// The parts of a layer that run, and are recomputed, by themselves. A decoder's attention to the
+/// The parts of a layer that run, and are recomputed, separately. A decoder's attention to the
 /// encoder belongs to the first.
 pub(super) const PARTS: [SegmentRole; 2] = [SegmentRole::Attention, SegmentRole::Mlp];
 
@@ -40,7 +40,7 @@ pub(super) enum Stack {
 pub(super) struct Layer {
     input_layernorm: Norm,
     self_attention: BiasedAttention,
-    /// In the decoder.
+    /// Cross-attention, in layers of the decoder.
     cross: Option<Cross>,
     pre_mlp_layernorm: Norm,
     mlp: Mlp,

@@ -1,7 +1,7 @@
 //! An encoder and a decoder, each optional or partial so that a pipeline stage is the same type as
 //! the whole.
 //!
-//! Between the layers of a stack passes what all of them read: the bias of relative positions,
+//! The layers of a stack pass on an input that all of them read: the bias of relative positions,
 //! which the segment before the stack makes. The encoder's carry the embedded input of the decoder,
 //! so that the word embedding is on the first stage alone; the decoder's carry the encoder's
 //! output. Shape legend: `s` tokens of the encoder's sequences, `t` of the decoder's.
@@ -331,7 +331,7 @@ impl Segments for EncoderDecoder {
         let in_encoder = || vec![stream(HIDDEN_STATES, s), stream(DECODER_INPUT, t), bias(s)];
         let in_decoder = || vec![stream(HIDDEN_STATES, t), stream(ENCODER, s), bias(t)];
         let parts = self.parts();
-        // What a segment reads, or behind the last one what that has made.
+        // Tensors that a segment reads; after the last segment, tensors that it has made.
         match (parts.get(index), parts.last()) {
             (Some(Part::Start), _) | (None, Some(Part::Head)) => Vec::new(),
             (Some(Part::Encoder(..) | Part::Middle), _) | (None, Some(Part::Start | Part::Encoder(..))) => in_encoder(),

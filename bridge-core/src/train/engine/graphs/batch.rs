@@ -11,7 +11,7 @@ use crate::model::Batch;
 pub(super) struct Form {
     /// `[b, t]`.
     shape: [usize; 2],
-    /// From which position all rows count, where positions are no tensor.
+    /// Position from which all rows count, if positions are not a tensor.
     counts_from: Option<usize>,
     has_documents: bool,
     part: SequencePart,

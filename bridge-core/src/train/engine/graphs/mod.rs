@@ -3,11 +3,11 @@
 //! launches next to nothing.
 //!
 //! ```text
-//! the first steps          launched as ever; what shapes micro-batches have is counted
+//! the first steps          launched as usual; shapes of micro-batches are counted
 //! the next micro-batch     run twice for the memory it needs, then recorded: nothing of that counts
 //! each micro-batch         copied to the graph's inputs; replay; its loss is copied out
 //!   of the usual shape     gradients add up where the graph writes them, and are the step's
-//!   of another shape       launched as ever, its gradients added to those
+//!   of another shape       launched as usual, its gradients added to those
 //! each step                parameters that the optimizer moved are copied to the graph's inputs
 //! ```
 //!
@@ -45,7 +45,7 @@ pub(in crate::train) struct MicroBatchGraphs {
     sums: Sums,
     /// Parameters that the optimizer does not update where they are.
     moving: BTreeSet<String>,
-    /// Micro-batches recorded and replayed since somebody asked.
+    /// Micro-batches recorded and replayed since the last [`take_counts`](Self::take_counts).
     counts: GraphCounts,
 }
 
@@ -247,14 +247,14 @@ impl MicroBatchGraphs {
             write_into(&loss, &sum);
             Ok::<_, EngineError>(())
         })?;
-        // What the kernels read besides is kept in place by the graph.
+        // The graph keeps the other inputs of the kernels in place.
         Ok(Recorded { graph, batch, scalars, loss, parameters })
     }
 }
 
 impl Recorded {
-    /// Puts a micro-batch through the graph. Its gradients are added to what is in the sums, or
-    /// take its place. Returns its loss sum.
+    /// Puts a micro-batch through the graph. Its gradients are added to the sums if `adds`;
+    /// otherwise they replace the sums. Returns its loss sum.
     fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, EngineError> {
         self.batch.hold(batch);
         let Scalars { device, factor: held_factor, keeps } = &mut self.scalars;

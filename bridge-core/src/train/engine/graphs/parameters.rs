@@ -17,7 +17,7 @@ pub(super) struct Parameters {
 
 /// State in which parameters were found.
 pub(super) enum Settled {
-    /// In their places.
+    /// All parameters are at the addresses that the graph uses.
     InPlace,
     /// These are elsewhere, and their places are lost.
     Elsewhere(Vec<String>),
@@ -50,7 +50,8 @@ impl Parameters {
         }
     }
 
-    /// Copies what was updated elsewhere to its place, and has the chunk read it there.
+    /// Copies parameters that were updated in other memory to their place, and has the chunk read
+    /// them there.
     pub fn settle(&self, chunk: &mut dyn ModelChunk) -> Settled {
         let (mut back, mut lost) = (BTreeMap::new(), Vec::new());
         chunk.visit_wanted(&|name| self.places.contains_key(name), &mut |name, value| {

@@ -69,15 +69,15 @@ pub(super) struct GraphHooks<'a> {
     sums: &'a mut Sums,
     factor: &'a Tensor<1>,
     keeps: &'a Tensor<1>,
-    /// One.
+    /// A tensor with the value 1.
     always: &'a Tensor<1>,
     /// Parameters with a part of this micro-batch's gradient.
     begun: BTreeSet<String>,
 }
 
 impl<'a> GraphHooks<'a> {
-    /// A micro-batch whose loss is multiplied by the first of the scalars, and added to what is in
-    /// the sums where the second is not zero; the third is one.
+    /// Hooks that multiply the loss by `factor`. The sums, multiplied by `keeps` (0 or 1), are
+    /// added to the gradients; `always` is 1.
     pub fn new(
         step: (&'a mut dyn ForwardStep, &'a Batch),
         sums: &'a mut Sums,

@@ -43,8 +43,8 @@ pub(in crate::train) use work::{EvaluationBatches, Reductions, StepWork};
 
 /// Micro-batches of a pass. Every rank of the pipeline has the same micro-batches.
 pub trait MicroBatches {
-    /// A micro-batch on the device, and how it passes through the model. The shapes of what the
-    /// stages exchange follow from its shape.
+    /// A micro-batch on the device, and how it passes through the model. Its shape determines the
+    /// shapes of the tensors that stages exchange.
     fn input(&self, microbatch: usize) -> MicroBatchInput;
 
     /// Hooks around the regions of a chunk while a micro-batch passes through it, forward or
@@ -79,14 +79,14 @@ pub struct MicroBatchInput {
     pub loss_factor: f64,
     /// See [`crate::model::Auxiliary::gradient_scale`].
     pub auxiliary_scale: f64,
-    /// Takes what layers report; `None` to drop it.
+    /// Receiver of the layers' reports; `None` to drop it.
     pub metrics: Option<Arc<LayerMetrics>>,
     /// Loss that the head computes instead of its own.
     pub custom_loss: Option<CustomLossCall>,
 }
 
 impl MicroBatchInput {
-    /// A micro-batch whose losses count as they are, and whose layers report to nobody.
+    /// A micro-batch with unscaled losses, whose layers' reports are dropped.
     pub fn new(batch: Batch, mode: Mode) -> Self {
         Self { batch, mode, loss_factor: 1.0, auxiliary_scale: 1.0, metrics: None, custom_loss: None }
     }
@@ -159,8 +159,8 @@ impl Pipeline {
         }
     }
 
-    /// Times the work of passes that train, and what they send and wait for, and shows their
-    /// segments to `observers`.
+    /// Times the work, sends and waits of training passes, and passes their segments to
+    /// `observers`.
     #[must_use]
     pub(in crate::train) fn with_observers(mut self, observers: &Observers) -> Self {
         self.timers = Arc::clone(&observers.timers);

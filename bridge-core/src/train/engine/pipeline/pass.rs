@@ -1,5 +1,5 @@
-//! One pass of a rank through its actions: what is in flight, what waits to be used or sent, and
-//! what each action does.
+//! One pass of a rank through its actions: micro-batches in flight, tensors that wait for use or
+//! for sending, and the work of each action.
 
 use std::collections::BTreeMap;
 
@@ -156,7 +156,7 @@ impl<'a> PipelinePass<'a> {
     fn forward(&mut self, unit: Unit) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = unit;
         let input = self.work.input(microbatch);
-        // Where the model begins nothing has arrived.
+        // The first stage of the model receives no input.
         let boundary = self.inputs.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let custom_loss = input.custom_loss.clone();
@@ -197,7 +197,7 @@ impl<'a> PipelinePass<'a> {
         let (microbatch, chunk) = unit;
         let flight = self.in_flight.get_mut(&unit).expect("forward comes before backward");
         let graphs = flight.graphs.take().expect("backward happens once");
-        // Where the model ends the gradient begins with the loss.
+        // On the last stage of the model the gradient begins with the loss.
         let output_gradients = self.output_gradients.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
@@ -236,7 +236,7 @@ impl<'a> PipelinePass<'a> {
 /// device is done.
 #[derive(Debug, Default)]
 pub struct LossSums {
-    /// By micro-batch; none on ranks where the model does not end.
+    /// Loss sums by micro-batch; empty on ranks without the last stage.
     sums: BTreeMap<usize, Tensor<1>>,
     num_microbatches: usize,
 }

@@ -13,7 +13,7 @@ use crate::train::engine::offload::SegmentOffload;
 use crate::train::error::CommonError;
 use crate::train::settings;
 
-/// Builds what this pipeline rank holds of a model.
+/// Builds the chunks of a model that this pipeline rank holds.
 ///
 /// # Errors
 /// If the layers cannot be spread as configured (`finalize` has checked that they can), or the

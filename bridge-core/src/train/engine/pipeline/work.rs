@@ -16,11 +16,11 @@ use crate::train::engine::hooks::{EvaluationHooks, Reduce, TrainHooks};
 /// When the reductions of a rank start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::train) enum Reductions {
-    /// When all is done: of a step, or where gradients are sharded of a micro-batch.
+    /// Reduction after backward of a step or, where gradients are sharded, of a micro-batch.
     Deferred,
-    /// As backward of the last micro-batch goes.
+    /// Reduction during backward of the last micro-batch.
     InLastMicroBatch,
-    /// As backward of each micro-batch goes.
+    /// Reduction during backward of each micro-batch.
     InEachMicroBatch,
 }
 
@@ -59,7 +59,7 @@ pub(in crate::train) struct StepWork<'a> {
 }
 
 impl StepWork<'_> {
-    /// One micro-batch by itself, whose gradients nobody reduces while backward goes on.
+    /// A single micro-batch, whose gradients are not reduced during backward.
     pub fn only(&mut self, microbatch: usize) -> StepWork<'_> {
         StepWork {
             inputs: &self.inputs[microbatch..=microbatch],

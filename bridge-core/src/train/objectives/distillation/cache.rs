@@ -31,7 +31,8 @@ pub(super) struct Cache {
 }
 
 impl Cache {
-    /// In `root`. `of` is all that decides what is kept of a sample, besides the sample.
+    /// A cache in `root`. `of` identifies everything besides the sample that determines the cached
+    /// values.
     pub fn new(root: &Path, of: &str, rows: usize, k: usize) -> Self {
         let of = XxHash3_128::oneshot(of.as_bytes());
         Self { folder: root.join(format!("{of:032x}")), of, k, rows }
@@ -44,7 +45,7 @@ impl Cache {
         Some(Best::join(parts?))
     }
 
-    /// Keeps what the teacher said of a micro-batch.
+    /// Caches the teacher's outputs for a micro-batch.
     pub fn write(&self, batch: &Batch, best: &Best) -> Result<(), CommonError> {
         let [_, length] = batch.tokens.dims();
         for (key, sample) in self.keys(batch).into_iter().zip(best.sequences(length)) {

@@ -52,7 +52,7 @@ fn softened(objective: &Objective, logits_btv: Tensor<3>) -> Tensor<3> {
     logits_btv.narrow(2, 0, objective.rows) / objective.settings.temperature
 }
 
-/// Takes down what the teacher says, where it ends.
+/// Records the teacher's outputs, on the last stage.
 #[derive(Debug)]
 pub(super) struct Listener {
     objective: Arc<Objective>,

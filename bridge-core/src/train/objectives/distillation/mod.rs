@@ -1,5 +1,5 @@
-//! Knowledge distillation: a frozen teacher runs before each pass, and the model learns what it
-//! says beside the text.
+//! Knowledge distillation: a frozen teacher runs before each pass, and the model learns its outputs
+//! in addition to the text.
 
 mod cache;
 mod loss;
@@ -99,7 +99,7 @@ impl Distillation {
         Ok(known)
     }
 
-    /// Keeps what the teacher has said, on one of the ranks that know it.
+    /// Caches the teacher's outputs, on one of the ranks that have them.
     fn write(&self, groups: &ProcessGroups, batch: &Batch, said: &Said) -> Result<(), CommonError> {
         match (&self.cache, said.best()) {
             (Some(cache), Some(best)) if groups.tensor().rank() == 0 => cache.write(batch, best),

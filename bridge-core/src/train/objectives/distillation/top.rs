@@ -1,4 +1,4 @@
-//! The best tokens of a teacher, and what it leaves to all others together.
+//! A teacher's top-k tokens, and the probability of all other tokens together.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use rayon::prelude::*;

@@ -1,4 +1,5 @@
-//! Log files that cannot be written. They end no run: training goes on without them, and says so.
+//! Log files that cannot be written. A failed log file does not end the run: training continues
+//! without it, with a warning.
 
 use std::collections::BTreeMap;
 
@@ -19,8 +20,8 @@ pub(super) struct LogFailures {
 }
 
 impl LogFailures {
-    /// Counts the failure `error` of the file `what` in `iteration`. Returns what there is to say
-    /// of it: at the first failure of a file, the tenth, the hundredth, and so on.
+    /// Counts the failure `error` of the file `what` in `iteration`. Returns a message at the first
+    /// failure of a file, the tenth, the hundredth, and so on.
     pub(super) fn count(&mut self, iteration: u64, what: &str, error: &SinkError) -> Option<String> {
         let (what, message) = (what.to_owned(), error.to_string());
         if error.is::<Deferred>() {

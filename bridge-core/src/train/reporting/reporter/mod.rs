@@ -47,9 +47,9 @@ pub(in crate::train) struct Reporter {
     is_first: bool,
 }
 
-/// The sinks of a run, and what they could not write.
+/// The sinks of a run, and their failures.
 struct Outputs {
-    /// The console last, so that it can tell what the others lack.
+    /// The console is last, so that it can report failures of other sinks.
     sinks: Vec<Box<dyn Sink>>,
     failures: LogFailures,
 }
@@ -175,7 +175,7 @@ impl Reporter {
         self.lock().line(LogLevel::Warning, text);
     }
 
-    /// Says what is trained, and starts the bar.
+    /// Prints a description of the run, and starts the progress bar.
     pub(in crate::train) fn run_starts(&mut self, state: &GlobalState, size: ModelSize) -> Result<(), CommonError> {
         if !self.is_first {
             return Ok(());
@@ -210,8 +210,7 @@ impl Reporter {
         let mut warnings = Vec::new();
         for sink in &mut self.lock().sinks {
             match sink.on_run_start(&start) {
-                // The sink keeps what it was told: a tracker that is away is no reason not to
-                // train.
+                // The sink keeps its records: an unreachable tracker does not prevent training.
                 Err(error) if error.is::<Deferred>() => warnings.push(format!("{}: {error}", sink.name())),
                 started => started.map_err(|error| CommonError::log(sink.name(), error))?,
             }
@@ -275,7 +274,7 @@ impl Reporter {
         self.lock().sinks.iter_mut().for_each(|sink| sink.on_train_end());
     }
 
-    /// Writes what is left: events and plots. Says what the logs lack.
+    /// Writes the remaining output: events and plots. Reports missing output.
     pub(in crate::train) fn finish(&mut self, state: &GlobalState, ending: Ending) {
         let iteration = state.train_state.step;
         let mut outputs = self.lock();

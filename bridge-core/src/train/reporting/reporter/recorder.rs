@@ -29,8 +29,8 @@ struct Interval {
     flops_at_start: f64,
 }
 
-/// Makes records of what steps and evaluations report, and keeps what figures need from one step to
-/// another.
+/// Makes records from the reports of steps and evaluations, and keeps the state that figures need
+/// between steps.
 pub(super) struct Recorder {
     config: Arc<RunConfig>,
     log: TrainingLog,
@@ -417,7 +417,7 @@ impl Recorder {
     }
 }
 
-/// A loss in its column of the short line: the one that is minimised first, others behind it. All
+/// A loss in its column of the short line: the one that is minimised first, others after it. All
 /// but the model's own are named.
 fn short_loss(figure: Figure, name: &str, objective: &str, loss: f64) -> Figure {
     let value = significant(loss, 5);

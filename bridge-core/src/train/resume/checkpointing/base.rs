@@ -55,15 +55,15 @@ impl AdapterBase {
         value.map(serde_json::from_value).transpose().map_err(bad)
     }
 
-    /// Puts it into what a checkpoint says of its run.
+    /// Adds the base to a checkpoint's training state.
     pub(super) fn put(&self, extra: &mut Map<String, Value>) {
         let Self { path, iteration, checksum } = self;
         extra.insert(KEY.to_owned(), json!({ "path": path, "iteration": iteration, "checksum": checksum }));
     }
 }
 
-/// Opens the base at `root`, which `checkpoint`, one of an adapter, must have been trained on. Of
-/// several checkpoints there, the one that it names is taken.
+/// Opens the base at `root` that the adapter of `checkpoint` was trained on. If `root` has several
+/// checkpoints, the one that `checkpoint` names is opened.
 ///
 /// # Errors
 /// If there is no checkpoint, it is damaged, or it is another one.
@@ -71,8 +71,8 @@ pub fn open_base(root: &Path, checkpoint: &Checkpoint) -> Result<Checkpoint, Res
     find_base(root, checkpoint, &Verifier::ALONE)
 }
 
-/// [`open_base`] by all ranks, which call this together: the first one looks, each verifies its
-/// share.
+/// [`open_base`] by all ranks, which call this together: the first rank searches, each rank
+/// verifies its share.
 pub(super) fn open_base_together(
     root: &Path,
     checkpoint: &Checkpoint,

@@ -12,7 +12,7 @@ use crate::train::resume::error::ResumeError;
 
 /// The folder of the imported checkpoint in that of the run's logs.
 const FOLDER: &str = "imported";
-/// Name under which the imported checkpoint keeps what it was made of.
+/// File in the imported checkpoint with its source.
 const MADE_OF: &str = "imported_from.txt";
 
 /// The folder of checkpoints for `checkpoint.pretrained_checkpoint`: the named folder, or the
@@ -50,7 +50,7 @@ pub(in crate::train) fn remark_on_foreign(config: &RunConfig, formats: &[WeightF
 }
 
 /// Makes the checkpoint that [`pretrained_root`] names, unless it is there and the weights have not
-/// changed since. Returns what to tell the user.
+/// changed since. Returns notes for the user.
 pub(super) fn import(config: &RunConfig, formats: &[WeightFormat]) -> Result<Option<String>, ResumeError> {
     let Some(path) = &config.checkpoint.pretrained_checkpoint else { return Ok(None) };
     import_to(path, formats, &config.logger.log_dir.join(FOLDER))

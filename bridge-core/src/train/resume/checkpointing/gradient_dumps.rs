@@ -31,7 +31,8 @@ pub(in crate::train) struct GradientDumps {
 }
 
 impl Dump {
-    /// In a folder of `checkpoint.save`; nothing without an interval. All ranks call this together.
+    /// Opens a dump in a folder of `checkpoint.save`; `None` without an interval. All ranks call
+    /// this together.
     fn open(
         folder: &str,
         every: Option<usize>,

@@ -33,7 +33,7 @@ pub(in crate::train) fn save_gradients(
     if !weights && !streams {
         return Ok(());
     }
-    // Nothing is written in the middle of a checkpoint.
+    // Gradients are not written while a background save is running.
     run.outputs.await_save(&run.state, &run.groups)?;
     let unscale = 1.0 / (loss_scale * divisor);
     if weights {
@@ -51,7 +51,7 @@ pub(in crate::train) fn save_gradients(
     Ok(())
 }
 
-/// Writes what all ranks have.
+/// Writes the tensors of all ranks.
 fn write(run: &TrainingRun, of: &str, dump: Option<&Dump>, tensors: Vec<ShardTensor>) -> Result<(), ResumeError> {
     let Some(dump) = dump else { return Ok(()) };
     let step = run.state.train_state.step + 1;

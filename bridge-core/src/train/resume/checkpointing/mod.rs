@@ -1,5 +1,5 @@
-//! Between the run and the checkpoint store: what each rank saves, and how a run continues from a
-//! checkpoint at its own layout.
+//! Between the run and the checkpoint store: the shards that each rank saves, and resuming from a
+//! checkpoint of any layout.
 
 mod base;
 mod foreign;
@@ -71,7 +71,7 @@ fn host(tensor: Tensor<1>) -> Result<HostTensor, CheckpointError> {
     HostTensor::from_owner(dtype, shape, Owner(tensor.into_data()))
 }
 
-/// Elements `flat` of what a rank holds of a saved tensor.
+/// Elements `flat` of a rank's shard of a saved tensor.
 fn device_tensor(
     checkpoint: &Checkpoint,
     name: &str,

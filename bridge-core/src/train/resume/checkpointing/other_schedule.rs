@@ -26,7 +26,7 @@ pub(super) fn in_words_of_recipes(
 
 /// Samples that an iteration of the checkpoint's schedule counts, and one of this run's. They are
 /// the same unless both schedules count iterations: an iteration of another batch size is one
-/// iteration all the same.
+/// iteration nevertheless.
 pub(super) fn iteration_samples(config: &RunConfig, checkpoint: &Checkpoint) -> [u64; 2] {
     let [here, there] = recipes(config, checkpoint);
     let batch = |recipe: &Recipe| recipe.number(BATCH).map_or(1, |batch| batch as u64);
@@ -36,8 +36,7 @@ pub(super) fn iteration_samples(config: &RunConfig, checkpoint: &Checkpoint) -> 
 /// The recipes of this run and of the checkpoint.
 fn recipes(config: &RunConfig, checkpoint: &Checkpoint) -> [Recipe; 2] {
     let here = Recipe(config.to_toml().parse().unwrap_or_default());
-    // A checkpoint of weights of another program may not say how it was trained: then it is taken
-    // for one of the same recipe.
+    // Weights that another program saved may have no recipe: then this run's recipe is assumed.
     let there = checkpoint.run_config().ok().and_then(|text| text.parse().ok()).map(Recipe);
     let there = there.filter(|recipe| recipe.get(BATCH).is_some()).unwrap_or_else(|| here.clone());
     [here, there]
@@ -100,7 +99,8 @@ fn told(here: &Recipe, there: &Recipe, mismatches: Vec<StateMismatch>) -> Vec<St
             "end_wd" => StateMismatch { field: "scheduler.end_weight_decay", run, checkpoint },
             "wd_incr_style" => StateMismatch { field: "scheduler.weight_decay_incr_style", run, checkpoint },
             "lr_warmup_steps" => match (here.number(FRACTION), there.number(FRACTION)) {
-                // A fraction of another length, which is reported by itself.
+                // Warmup is a fraction of the schedule's length, and a different length is reported
+                // separately.
                 (Some(run), Some(checkpoint)) => {
                     StateMismatch { field: FRACTION, run: run.to_string(), checkpoint: checkpoint.to_string() }
                 }

@@ -57,8 +57,8 @@ fn beginnings(chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
     values
 }
 
-/// The model that `start` or its base has, with an adapter that does nothing yet. What is frozen
-/// shares the memory of the run's model. All ranks call this together, when the run has loaded
+/// The model of `start` or of its base, with an adapter that has no effect yet. Frozen parameters
+/// share the memory of the run's model. All ranks call this together, after the run has loaded
 /// `start`.
 ///
 /// # Errors

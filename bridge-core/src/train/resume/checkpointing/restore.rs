@@ -1,5 +1,5 @@
-//! Loading: what each rank reads of the checkpoint that its run starts from, whatever the layout it
-//! was saved at.
+//! Loading: each rank reads its shards of the checkpoint that the run starts from, which may have
+//! any layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ use crate::train::settings;
 use crate::train::step::training_run::TrainingRun;
 use crate::train::subsystems::contract::Loaded;
 
-/// Restores a run from `start`. All ranks call this together; each reads only what it holds.
+/// Restores a run from `start`. All ranks call this together; each reads only its shards.
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), ResumeError> {
     let groups = run.groups.clone();
     let mut sources = Sources::new(&run.config, start, &groups)?;
@@ -59,9 +59,9 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
 /// the state of subsystems.
 type Restored = (Vec<u8>, Option<Map<String, Value>>);
 
-/// Restores what this rank holds. Returns for each optimizer tensor of the checkpoint whether it
-/// belongs to a parameter of this rank; nothing when no optimizer was loaded. With it comes what
-/// subsystems saved, unless only weights are taken.
+/// Restores the shards of this rank. Returns for each optimizer tensor of the checkpoint whether it
+/// belongs to a parameter of this rank (empty if no optimizer was loaded), and the state of
+/// subsystems, unless only weights are loaded.
 fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, ResumeError> {
     let checkpoint = &start.checkpoint;
     let settings = run.config.checkpoint.clone();
@@ -116,8 +116,8 @@ fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> 
     Ok((known, Some(extra)))
 }
 
-/// The place in the schedule, and the loss scale. They belong to the run, and are there without an
-/// optimizer too.
+/// Restores the position in the schedule and the loss scale. Both belong to the run, and are
+/// restored even if optimizer state is not.
 fn restore_schedule(
     run: &mut TrainingRun,
     checkpoint: &Checkpoint,
@@ -251,7 +251,7 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
     }
 }
 
-/// Reads of each parameter what this rank owns.
+/// Reads this rank's shard of each parameter.
 fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
     let device = run.training.device.clone().without_autodiff();
     let dtype = settings::params_dtype(&run.config);
@@ -261,7 +261,7 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resum
     for (name, shard) in run.training.chunks.iter().flat_map(|chunk| local_shards(chunk.as_ref())) {
         let declaration = declarations[name.as_str()];
         let Some(checkpoint) = sources.checkpoint_for(declaration) else {
-            // What is whole on each rank has its initial value.
+            // A parameter that is whole on each rank keeps its initial value.
             if declaration.is_float32() {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! Saving: every rank what it alone has, the first one what exists once.
+//! Saving: every rank saves its own shards, and the first rank the state that exists once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

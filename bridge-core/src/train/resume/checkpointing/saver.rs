@@ -1,4 +1,4 @@
-//! The writer of a run's checkpoints: on the training thread, or behind its back.
+//! The writer of a run's checkpoints: on the training thread, or in the background.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -15,7 +15,7 @@ use crate::logging::SaveStage;
 use crate::resilience::Heartbeat;
 use crate::train::resume::error::ResumeError;
 
-/// Writes checkpoints with all ranks, on the training thread or behind its back.
+/// Writes checkpoints with all ranks, on the training thread or in the background.
 #[derive(Debug)]
 pub(in crate::train) enum Saver {
     /// `checkpoint.async_save = false`.
@@ -93,7 +93,7 @@ impl Saver {
     ) -> Result<(SaveStage, Option<SaveReport>), CheckpointError> {
         match self {
             Self::Sync(writer) => writer.save(&snapshot).map(|report| (SaveStage::Saved, Some(report))),
-            // What comes back is the report of another save.
+            // `submit` returns the report of an earlier save.
             Self::Async(saver) => saver.submit(snapshot).map(|_| (SaveStage::Begun, None)),
         }
     }

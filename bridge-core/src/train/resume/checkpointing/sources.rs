@@ -84,8 +84,8 @@ pub fn load_adapted(chunk: &mut dyn ModelChunk, checkpoint: &Checkpoint, base: &
     Ok(load_from(chunk, &of)?)
 }
 
-/// Loads what is trained of a model with an adapter on one rank from a checkpoint of the adapter;
-/// the rest keeps its values.
+/// Loads the trained parameters of a model with an adapter on one rank from a checkpoint of the
+/// adapter; all others keep their values.
 ///
 /// # Errors
 /// As [`load_adapted`].

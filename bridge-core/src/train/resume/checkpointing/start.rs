@@ -43,14 +43,14 @@ impl Start {
     /// All ranks have loaded the checkpoint.
     pub(in crate::train) fn is_loaded(&self) {
         if let Some(folder) = &self.assembled {
-            // What is left is removed when the next one is put together.
+            // Leftover files are removed when the next checkpoint is assembled.
             let _ = std::fs::remove_dir_all(folder);
         }
     }
 }
 
-/// Finds the checkpoint that the run starts from: the newest intact one of what [`find_persistent`]
-/// finds and temporary saves of this run. All ranks call this together.
+/// Finds the checkpoint that the run starts from: the newest intact one among the result of
+/// [`find_persistent`] and the temporary saves of this run. All ranks call this together.
 pub(in crate::train) fn find_start(
     config: &RunConfig,
     formats: &[WeightFormat],
@@ -63,8 +63,7 @@ pub(in crate::train) fn find_start(
     Ok(start.map(|start| Start { message: format!("{fetched}{}", start.message), ..start }))
 }
 
-/// Brings a newer checkpoint that a manager keeps to the run's folder. Returns what to tell the
-/// user.
+/// Brings a newer checkpoint that a manager keeps to the run's folder. Returns notes for the user.
 fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, ResumeError> {
     let settings = &config.checkpoint;
     let (Some(manager), Some(save)) = (manager, &settings.save) else { return Ok(String::new()) };
@@ -75,7 +74,7 @@ fn fetch(config: &RunConfig, manager: Option<&NamedManager>) -> Result<String, R
     Ok(notes.into_iter().map(|note| format!("{note}\n")).collect())
 }
 
-/// As [`find_start`], of what is in folders.
+/// [`find_start`] among the checkpoints in folders.
 fn find_here(
     config: &RunConfig,
     formats: &[WeightFormat],
@@ -117,9 +116,9 @@ fn find_here(
     }
 }
 
-/// Finds what `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and
-/// `pretrained_checkpoint` ask for. All ranks call this together: the first one looks, all verify
-/// their shares of what it comes by, and the others open what it has found.
+/// Finds the checkpoint that `checkpoint.load` (by default `checkpoint.save`), `ckpt_step` and
+/// `pretrained_checkpoint` select. All ranks call this together: the first rank searches, all ranks
+/// verify their shares of the candidates, and the other ranks open the result.
 fn find_persistent(
     config: &RunConfig,
     formats: &[WeightFormat],
@@ -145,7 +144,7 @@ const NONE: i64 = 0;
 const LOADED: i64 = 1;
 const PRETRAINED: i64 = 2;
 
-/// Opens what the first rank has verified.
+/// Opens the checkpoint that the first rank has verified.
 fn open_found(
     config: &RunConfig,
     formats: &[WeightFormat],

@@ -1,6 +1,6 @@
 //! States of the optimizer in checkpoints: elements in the dtype in which they are kept (codes of 8
-//! bits as `U8`), a scale beside them where they have one, and masters in float32 whatever is kept
-//! of them.
+//! bits as `U8`), a scale beside them where they have one, and masters in float32, whatever their
+//! storage format.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -72,7 +72,8 @@ impl Place<'_> {
             Stored::Codes { codes, .. } => HostTensor::from_owner(DType::U8, [codes.len()], Codes(Arc::clone(codes)))?,
         };
         let mut tensors = ShardTensor::of_local(&self.name(""), self.shard, self.saved.clone(), &elements)?;
-        // The scale is that of the whole parameter. Who saves its first element saves it.
+        // The scale belongs to the whole parameter. The rank that saves the first element saves the
+        // scale.
         let is_first = |slice: &ShardTensor| slice.offset.iter().all(|offset| *offset == 0);
         if let Some(scale) = part.scale()
             && tensors.iter().any(is_first)
@@ -110,7 +111,7 @@ impl AsRef<[u8]> for Codes {
 /// A rectangle of float32 masters, from their halves.
 struct Masters {
     shape: Vec<usize>,
-    /// The elements of what the rank has, in order.
+    /// Ranges of elements of the rank's shard, in order.
     runs: Vec<Range<usize>>,
     high: Arc<Vec<u16>>,
     remainders: Remainders,

@@ -33,7 +33,7 @@ impl Strictness {
             DistCkptStrictness::RaiseUnexpected => (false, false, true),
             DistCkptStrictness::RaiseAll => (false, true, true),
             DistCkptStrictness::LogUnexpected => (true, false, true),
-            // Those that say nothing are refused.
+            // The configuration refuses levels that report nothing.
             DistCkptStrictness::LogAll
             | DistCkptStrictness::ReturnUnexpected
             | DistCkptStrictness::ReturnAll
@@ -52,11 +52,10 @@ impl Strictness {
         self.allows_absent && self.compares_unused
     }
 
-    /// Compares the names of the model with those of what it is loaded from. All ranks call this
-    /// together.
+    /// Compares the names of the model with those of its checkpoints. All ranks call this together.
     ///
     /// # Errors
-    /// All names that differ, where the level does not allow them to.
+    /// All names that differ, if the level does not allow differences.
     pub(super) fn compare(
         self,
         chunks: &[Box<dyn ModelChunk>],

@@ -126,7 +126,7 @@ impl NonPersistentSaves {
         &self.told
     }
 
-    /// Saves what all ranks have, instead of the temporary save before.
+    /// Saves the snapshots of all ranks, replacing the previous temporary save.
     pub(in crate::train) fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
         match &self.writer {
             Writer::Global(writer) => writer.save(snapshot),
@@ -134,7 +134,7 @@ impl NonPersistentSaves {
         }
     }
 
-    /// The other ranks that have copies of what this one saves.
+    /// Other ranks that keep copies of this rank's saves.
     pub(in crate::train) fn peers(&self) -> Vec<usize> {
         match &self.writer {
             Writer::Global(_) => Vec::new(),
@@ -142,14 +142,14 @@ impl NonPersistentSaves {
         }
     }
 
-    /// Deletes all of them: what they hold is in a persistent checkpoint.
+    /// Deletes all temporary saves: a persistent checkpoint has their state.
     pub(in crate::train) fn remove(&self) -> Result<(), ResumeError> {
         match &self.writer {
             Writer::Global(_) if self.is_first => remove(self.place.folder())?,
             Writer::Global(_) => {}
             Writer::Local(writer) => {
                 writer.remove()?;
-                // Whoever comes last finds it empty.
+                // Only the last rank finds the folder empty; on other ranks removal fails.
                 let _ = std::fs::remove_dir(self.place.folder());
             }
         }
@@ -199,8 +199,8 @@ fn newest_in(root: &Path) -> Option<u64> {
     entries.filter_map(|entry| parse_iteration(entry.file_name().to_str()?)).max()
 }
 
-/// The iteration of the newest save of a run on this machine, persistent or temporary; that it is
-/// whole is not looked at.
+/// The iteration of the newest save of a run on this machine, persistent or temporary. Completeness
+/// is not checked.
 pub(in crate::train) fn newest_save(settings: &CheckpointConfig) -> Option<u64> {
     let save = settings.save.as_deref()?;
     let temporary = identity(save).ok().flatten().and_then(|identity| SaveLocation::from_config(settings, &identity));
@@ -222,7 +222,7 @@ pub(super) struct Newer {
 }
 
 /// Finds an intact temporary save of this run that is newer than `above`. Returns it with messages
-/// about others; ranks other than the first have no messages. All ranks call this together.
+/// about other saves; only the first rank has messages. All ranks call this together.
 pub(super) fn find_newer(
     config: &RunConfig,
     groups: &ProcessGroups,

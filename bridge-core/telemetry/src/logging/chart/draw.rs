@@ -129,7 +129,7 @@ impl<'a> Drawn<'a> {
             let (low, high) = values.fold((f64::MAX, f64::MIN), |(low, high), value| (low.min(value), high.max(value)));
             // A single point, or a constant value, still needs some room around it.
             let size = if high > low { (high - low) * margin } else { (high.abs() * 0.1).max(0.5) };
-            // A range of few representable numbers has no room for the steps between grid lines.
+            // If a range has only a few representable numbers, the steps between grid lines vanish.
             let size = size.max(low.abs().max(high.abs()) * SMALLEST_SHARE).max(SMALLEST);
             low - size..high + size
         };

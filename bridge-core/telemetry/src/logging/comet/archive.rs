@@ -1,5 +1,5 @@
-//! A ZIP file (PKWARE's APPNOTE.TXT) that is whole after every write: what grows is followed by the
-//! directory, and both are written at once.
+//! A ZIP file (PKWARE's APPNOTE.TXT) that is complete after every write: new content and the
+//! following directory are written together.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Read, Seek};
@@ -56,9 +56,9 @@ pub(in crate::logging) struct Archive {
     /// Start and end of the messages.
     messages: u64,
     end: u64,
-    /// Over the messages.
+    /// Checksum of the messages.
     checksum: Hasher,
-    /// Bytes behind the messages.
+    /// Bytes after the messages.
     tail: Vec<u8>,
 }
 
@@ -98,7 +98,7 @@ impl Archive {
                 Ok(())
             }
             Err(error) => {
-                // A disk may have room for a part. What was there before has its room.
+                // The disk may have had room for a part only. The old directory still has its room.
                 let _ = self.file.write_all_at(&self.tail, self.end);
                 let _ = self.file.set_len(self.end + self.tail.len() as u64);
                 Err(error)
@@ -106,7 +106,7 @@ impl Archive {
         }
     }
 
-    /// Bytes behind messages that end at `end`.
+    /// Bytes after messages that end at `end`.
     fn tail_of(&self, end: u64, checksum: &Hasher, assets: &[Asset], experiment: &str) -> io::Result<Vec<u8>> {
         let (mut tail, mut entries) = (Vec::new(), self.entries.clone());
         let size = end - self.messages - LOCAL_BYTES - MESSAGES.len() as u64;
@@ -131,7 +131,7 @@ impl Archive {
     }
 
     /// Cuts the messages of an earlier job's archive from the first line on that is not to be kept,
-    /// with the files behind them.
+    /// with the files after them.
     pub fn cut(path: &Path, is_kept: impl Fn(&str) -> bool) -> io::Result<()> {
         let (found, length) = untrusted_io::open(path)?;
         let mut last = [0; END_BYTES as usize];

@@ -39,7 +39,7 @@ impl Experiment {
             "stop_time": stop,
             "tags": self.tags,
             "workspace": self.workspace,
-            // The first archive that is sent makes the experiment; others add to it.
+            // The first uploaded archive creates the experiment; later ones add to it.
             "resume_strategy": "get_or_create",
             "customer_error_reported": self.failure.is_some(),
             "customer_error_message": self.failure,
@@ -68,7 +68,7 @@ impl Messages {
         self.lines.push(b'\n');
     }
 
-    /// Something that can be said of the run.
+    /// A key and value of the run.
     pub fn other(&mut self, key: &str, value: impl Into<Value>) {
         self.put("log_other", json!({ "key": key, "value": value.into() }));
     }
@@ -79,9 +79,10 @@ impl Messages {
         self.put("parameter_msg", json!({ "local_timestamp": time, "param": param }));
     }
 
-    /// A figure. What is not finite is a text, as it is for Comet.
+    /// A figure. NaN and infinity are texts, as Comet expects.
     pub fn metric(&mut self, time: u64, step: u64, name: &str, value: &MetricValue) {
-        // By its text: a float32 stays as short as it is in `metrics.jsonl`.
+        // The number is converted from its text, so that a float32 is as short as in
+        // `metrics.jsonl`.
         let value: Value =
             serde_json::to_string(value).and_then(|text| serde_json::from_str(&text)).unwrap_or_default();
         let metric = json!({ "epoch": null, "metricName": name, "metricValue": value, "step": step });

@@ -1,5 +1,5 @@
 //! Runs in Comet's offline archives, which `comet upload` sends: a ZIP file with the run's
-//! messages, a line each, and its files. Nothing here asks a server.
+//! messages, a line each, and its files. No server is contacted.
 
 mod archive;
 mod messages;

@@ -33,7 +33,7 @@ pub(in crate::logging) fn unpack(path: &Path) -> BTreeMap<String, Vec<u8>> {
         assert_eq!(number(local + 6, 2), number(at + 8, 2), "flags");
         let content = bytes[local + 30 + length..local + 30 + length + size].to_vec();
         assert_eq!(crc32(content.iter().copied()) as usize, sum);
-        // Sizes and checksum are before the data, or behind it.
+        // Sizes and checksum are before the data, or after it.
         let told = if number(local + 6, 2) & 8 == 0 { local + 14 } else { local + 30 + length + size + 4 };
         assert_eq!((number(told, 4), number(told + 4, 4), number(told + 8, 4)), (sum, size, size));
         assert_eq!(files.insert(String::from_utf8(name.to_vec()).unwrap(), content), None);
@@ -153,8 +153,8 @@ fn what_is_no_archive_is_an_error() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// After each write the archive has all that was written; one that is cut has the lines before
-    /// the cut, and what was there before them.
+    /// After each write the archive has all written lines; a truncated archive has the lines before
+    /// the cut, and the earlier content.
     #[test]
     fn an_archive_is_whole_at_any_time(parts in prop::collection::vec(prop::collection::vec(0_u64..100, 0..5), 1..8), cut in 0_u64..120) {
         let folder = tempfile::tempdir().unwrap();

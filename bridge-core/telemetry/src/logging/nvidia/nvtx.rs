@@ -84,7 +84,7 @@ mod tests {
     use super::*;
     use crate::timers::{Labels, TimerLevel, Timers};
 
-    /// Libraries with NVIDIA's names, which note what is called.
+    /// Libraries with NVIDIA's names, which record the calls.
     const STAND_IN: &str = r#"
         use std::ffi::{CStr, c_char};
         use std::sync::Mutex;
@@ -131,7 +131,7 @@ mod tests {
         let path = stand_in(folder.path(), "nvtx", STAND_IN);
         let timers = Timers::new(None);
         drop(timers.start("before", TimerLevel::Phase));
-        // Held until the end: a library that nobody holds is unloaded, and forgets.
+        // Held until the end: an unreferenced library is unloaded, and loses its state.
         let ranges = Arc::new(Nvtx::of_library(&path).unwrap());
         timers.spans().mark_with(Some(Arc::clone(&ranges) as _));
         {

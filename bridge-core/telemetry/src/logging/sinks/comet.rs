@@ -1,6 +1,6 @@
 //! Comet: the run's figures, settings, recipe, loss curve and tokenizer, in an archive that `comet
-//! upload` sends (`logger.comet_*`). An archive that cannot be written costs the run nothing but
-//! what would be in it.
+//! upload` sends (`logger.comet_*`). If an archive cannot be written, the run goes on, and only the
+//! archive's content is lost.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -77,7 +77,7 @@ impl CometSink {
         })
     }
 
-    /// Writes what was said since it was done last.
+    /// Writes the messages since the last write.
     fn write(&mut self, assets: &[Asset]) -> Result<(), SinkError> {
         let experiment = self.experiment.json(now());
         let lines = std::mem::take(&mut self.messages.lines);
@@ -125,7 +125,7 @@ fn new_archive(place: &Path, experiment: &Experiment, iteration: u64, recipe: &s
         }
         let created = Archive::create(&path, &assets, &experiment.json(now()));
         return created.inspect_err(|error| {
-            // What was begun and is not whole is no archive.
+            // An incomplete file is not a valid archive.
             if error.kind() != io::ErrorKind::AlreadyExists {
                 let _ = fs::remove_file(&path);
             }

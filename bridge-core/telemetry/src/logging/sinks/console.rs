@@ -19,7 +19,7 @@ pub enum LogFormat {
     /// Text for people, with every figure: long lines.
     #[default]
     Human,
-    /// Text for people at a terminal: lines that fit it. What they leave out is in the log file.
+    /// Text for people at a terminal: lines that fit its width. The log file has all figures.
     Short,
     /// One JSON object a line.
     Json,
@@ -206,7 +206,7 @@ impl Sink for ConsoleSink {
         self.bar = None;
     }
 
-    /// Says what the logs lack, on standard error where the console is gone.
+    /// Prints what is missing in the logs, on standard error where the console is gone.
     fn on_run_end(&mut self, end: &mut RunEnd) -> Result<(), SinkError> {
         self.bar = None;
         for warning in end.warnings.iter().chain(&end.missing) {
@@ -215,7 +215,7 @@ impl Sink for ConsoleSink {
         if self.lost_lines > 0 {
             let logs = end.missing.as_ref().map(|missing| format!("; {missing}")).unwrap_or_default();
             let lost = self.lost_lines;
-            // There is nobody left to tell that this failed, too.
+            // If this write fails, too, it cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "warning: {lost} lines could not be printed on the console{logs}");
         }
         Ok(())

@@ -35,8 +35,8 @@ pub struct LogEvent<'a> {
 }
 
 impl<'a> LogEvent<'a> {
-    /// Reads a line of `train.log` or of a rank's log; `None` if it is no warning and no error.
-    /// Words within a message do not matter.
+    /// Reads a line of `train.log` or of a rank's log; `None` if it is neither a warning nor an
+    /// error. Only the level counts, not words within a message.
     pub fn read(line: &'a str) -> Option<Self> {
         let timed = line.strip_prefix(" [").and_then(|rest| rest.split_once("] "));
         let (time, message) = timed.map_or((None, line), |(time, message)| (Some(time), message));

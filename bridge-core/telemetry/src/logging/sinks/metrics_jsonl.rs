@@ -70,7 +70,7 @@ impl MetricsFile {
     /// Opens the file of `run` to continue after `completed_iterations`, 0 for a new run.
     ///
     /// A file with records of another run is renamed to `metrics-NAME.jsonl`, with that run's name.
-    /// Lines without a name, from earlier releases, are those of a run that is continued.
+    /// Lines without a name, from earlier releases, belong to the resumed run.
     ///
     /// Lines about later iterations are dropped, because those iterations will run again; so is a
     /// last line that an interrupted run left torn. Evaluations after the last iteration that the
@@ -213,7 +213,7 @@ fn each_line(
         if length == 0 {
             break;
         }
-        // What follows the last newline is torn, or whole but for its newline.
+        // The text after the last newline is an incomplete line, or lacks only its newline.
         let is_last = !line.ends_with(b"\n") && (length as u64) < LONGEST_LINE;
         match serde_json::from_slice(whole(&line)) {
             Ok(record) => take(&line, Some(record))?,

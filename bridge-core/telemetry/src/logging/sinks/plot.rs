@@ -10,7 +10,7 @@ use crate::logging::losses::CollectedLosses;
 use crate::logging::record::{Record, RunEnd};
 use crate::logging::sink::{Opened, Sink, SinkContext, SinkError};
 
-/// Draws what `metrics.jsonl` holds, now and then while the run trains, and when it is over.
+/// Draws the values of `metrics.jsonl`, now and then while the run trains, and at its end.
 struct Pictures {
     title: String,
     folder: PathBuf,

@@ -54,8 +54,8 @@ fn encode(figure: &Figure, encoder: &mut MetricEncoder) -> fmt::Result {
     }
 }
 
-/// A metric's name without its unit, and that: the encoder joins them. Units that are no words stay
-/// out of names.
+/// A metric's name without its unit, and the unit, which the encoder joins. Units that are not
+/// words are not part of names.
 fn with_unit<'a>(name: &'a str, unit: &'static str) -> (&'a str, Option<Unit>) {
     if unit.is_empty() || !unit.bytes().all(|byte| byte.is_ascii_lowercase()) {
         return (name, None);
@@ -198,7 +198,7 @@ mod tests {
             Figure::new("throughput/device", "", "Pace", 2.0),
         ];
         sink.on_record(&record(1, figures)).unwrap();
-        // What a record does not have keeps its last value.
+        // A figure that is absent in a record keeps its last value.
         sink.on_record(&record(2, vec![Figure::new("loss", "", "Loss of the language model", 4.25_f32)])).unwrap();
         let (head, body) = ask(&address, "GET /metrics?x=1 HTTP/1.1\r\nHost: here\r\n\r\n");
         assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");

@@ -1,5 +1,5 @@
-//! `run.json`: what a run is and how it ended, so that other programs need not guess from its other
-//! files.
+//! `run.json`: identity, state and end of a run, so that other programs need not infer them from
+//! its other files.
 
 use std::path::{Path, PathBuf};
 
@@ -87,7 +87,8 @@ impl Sink for Recorder {
 
     fn on_run_start(&mut self, start: &RunStart) -> Result<(), SinkError> {
         self.record.iteration = start.iteration;
-        // A full disk ends no run: what fails is tried again, and told, with the first records.
+        // A full disk does not end the run: a failed write is retried and reported with the first
+        // records.
         self.is_begun = self.write().is_ok();
         Ok(())
     }

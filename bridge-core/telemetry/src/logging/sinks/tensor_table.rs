@@ -1,5 +1,5 @@
 //! `tensor_statistics.csv`: the statistics of tensors (`[tensor_inspect]`), a line for each tensor
-//! and step. As in `metrics.jsonl`, what an interrupted run wrote of steps that run again is
+//! and step. As in `metrics.jsonl`, rows of an interrupted run for steps that run again are
 //! dropped, and the table of another run is kept beside it.
 
 use std::collections::BTreeMap;
@@ -53,7 +53,7 @@ impl Table {
             return Err(io::Error::new(io::ErrorKind::InvalidData, message));
         }
         let mut kept = header + "\n";
-        // What follows the last newline is torn.
+        // The text after the last newline is an incomplete row.
         let rows = old.split_inclusive('\n').skip(1).filter(|row| row.ends_with('\n'));
         let (mut owner, field) = (None, quoted(run));
         let own = format!(",{field}");
@@ -122,7 +122,7 @@ fn cell(value: &MetricValue) -> String {
     }
 }
 
-/// A field, in quotes where it has what separates fields.
+/// A field, in quotes if it contains a separator.
 fn quoted(text: &str) -> String {
     let text = text.replace(['\n', '\r'], " ");
     if text.contains([',', '"']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }

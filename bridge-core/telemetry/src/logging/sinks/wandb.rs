@@ -1,6 +1,6 @@
 //! Weights & Biases: the run's figures, recipe, loss curve, tokenizer and the places of its
-//! checkpoints, in a folder that `wandb sync` sends (`logger.wandb_*`). A folder that cannot be
-//! written costs the run nothing but what would be in it.
+//! checkpoints, in a folder that `wandb sync` sends (`logger.wandb_*`). If a folder cannot be
+//! written, the run goes on, and only the folder's content is lost.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -55,7 +55,8 @@ pub(super) fn open(context: &SinkContext) -> Opened {
     let Some(project) = logger.wandb_project.clone() else {
         return Ok(None);
     };
-    // What no setting of Megatron Bridge says, W&B's own client takes from the environment.
+    // Values without a setting in Megatron Bridge come from the environment, as in W&B's own
+    // client.
     let of = |name: &str| std::env::var(name).unwrap_or_default();
     let tags: Vec<String> =
         of("WANDB_TAGS").split(',').map(str::trim).map(str::to_owned).filter(|tag| !tag.is_empty()).collect();
@@ -300,7 +301,7 @@ mod tests {
         first.on_record(&record(valid, 2, "lm loss validation", f64::INFINITY)).unwrap();
         first.on_save(&saved(2)).unwrap();
         train(&mut first, 3..=3);
-        // Killed here: what is not written yet is lost.
+        // Killed here: unwritten records are lost.
         let place = folder.path().join("wandb");
         let records = decode(&last_log(&place, "r1"));
         assert_eq!(rows(&records, "lm loss"), [(1, Some("1.0".into())), (2, Some("0.5".into()))]);

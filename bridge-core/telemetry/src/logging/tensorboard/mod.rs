@@ -1,8 +1,8 @@
 //! TensorBoard event files with scalars: writing them, reading them back, and cutting them where a
-//! run resumes. The protocol buffers are small enough to encode by hand; nothing here knows what
-//! the scalars mean.
+//! run resumes. The protocol buffers are small enough to encode by hand; the scalars are not
+//! interpreted here.
 //!
-//! Why not a crate: those on the registry are stale or need `protoc` to build.
+//! No crate is used, because those on the registry are unmaintained or need `protoc` to build.
 
 mod event;
 mod record;

@@ -1,4 +1,4 @@
-//! Writing an event file, and cutting what earlier runs wrote beyond the point where this one
+//! Writing an event file, and cutting the events of earlier runs beyond the point where this one
 //! resumes.
 
 use std::collections::BTreeMap;

@@ -1,6 +1,5 @@
-//! Traces of steps, in the format of Chrome's trace viewer, which Perfetto opens: what an event is,
-//! files of a rank, several merged. Where time goes is in `summary`; who records is a subsystem of
-//! the run.
+//! Traces of steps, in the format of Chrome's trace viewer, which Perfetto opens: events, the file
+//! of a rank, and merging of files. `summary` computes times; a subsystem of the run records.
 
 mod summary;
 
@@ -17,7 +16,7 @@ pub use summary::{Moved, RankSummary, StepTimes, summarize};
 /// The folder of a run's traces in its log folder.
 pub const FOLDER: &str = "trace";
 
-/// Larger files are no traces.
+/// Larger files are not read.
 const LARGEST: u64 = 4 << 30;
 
 /// Part of a step that a span belongs to.
@@ -106,7 +105,7 @@ pub struct Event {
     /// The part of a step; absent in events that name ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cat: Option<Part>,
-    /// `X` for a span, `b` and `e` for the ends of what goes on beside others, `M` for names.
+    /// `X` for a span, `b` and `e` for begin and end of an asynchronous span, `M` for names.
     pub ph: Phase,
     /// Microseconds since tracing began on rank 0.
     #[serde(default)]
@@ -134,10 +133,10 @@ pub enum Phase {
     /// A span.
     #[default]
     X,
-    /// The beginning of what goes on beside others.
+    /// Begin of an asynchronous span.
     #[serde(rename = "b")]
     Begins,
-    /// End of a span.
+    /// End of an asynchronous span.
     #[serde(rename = "e")]
     Ends,
     /// The name of a rank.
@@ -236,7 +235,7 @@ impl Trace {
         }
     }
 
-    /// The events of all, in the order of their beginnings.
+    /// The events of all traces, sorted by start time.
     ///
     /// # Errors
     /// If the traces are of different runs, a rank is in two of them, or there is no

@@ -22,8 +22,8 @@ pub struct StepTimes {
     pub iteration: u64,
     /// Seconds in all.
     pub seconds: f64,
-    /// Seconds of each part, of which those of the parts inside it are no part: they add up to the
-    /// whole, with what no span covers.
+    /// Seconds of each part, without nested parts. Together with the uncovered time they add up to
+    /// the whole.
     pub parts: BTreeMap<Part, f64>,
     /// Seconds that no span covers.
     pub uncovered: f64,
@@ -32,7 +32,7 @@ pub struct StepTimes {
 /// Traffic of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
-    /// Calls.
+    /// Number of calls.
     pub operations: u64,
     /// Bytes of payload.
     pub bytes: u64,
@@ -63,16 +63,16 @@ pub fn summarize(trace: &Trace) -> Vec<RankSummary> {
     let of_rank = |rank: &TracedRank| {
         let events = || trace.events.iter().filter(|event| event.pid == rank.rank as u64);
         let mut spans: Vec<&Event> = events().filter(|event| event.ph == Phase::X).collect();
-        // What begins first, and of those the longest, is around the others.
+        // Sorted by start, then longest first, so that outer spans precede nested ones.
         spans.sort_by(|a, b| a.ts.total_cmp(&b.ts).then(b.end().total_cmp(&a.end())));
         let (steps, mut moved) = (steps(&spans), BTreeMap::<(String, String), Moved>::new());
         for event in events() {
-            // What is started and waited for later counts where it began.
+            // A background call counts at its start, not at its wait.
             let counts = event.ph == Phase::Begins || event.cat == Some(Part::Collective);
             if let (true, Some(group), Some(bytes)) = (counts, event.text("group"), event.number("bytes")) {
                 let moved = moved.entry((group.to_owned(), event.name.clone())).or_default();
                 moved.operations += 1;
-                // Of a broadcast the payload is the root's.
+                // The payload of a broadcast is counted at the root.
                 let hands_over = event.number("root").is_none_or(|root| root == event.pid);
                 moved.bytes += if hands_over { bytes } else { 0 };
             }

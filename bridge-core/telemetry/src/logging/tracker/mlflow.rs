@@ -40,8 +40,8 @@ pub(in crate::logging) struct MlFlow {
 }
 
 impl MlFlow {
-    /// A client; the server is not asked before there is something to send. Who asks is said by the
-    /// environment, as MLflow's own client has it: `MLFLOW_TRACKING_TOKEN`, or
+    /// A client, which contacts the server only when there is something to send. Credentials come
+    /// from the environment, as in MLflow's own client: `MLFLOW_TRACKING_TOKEN`, or
     /// `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`.
     pub fn new(target: Target) -> Self {
         let of = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
@@ -101,7 +101,7 @@ impl MlFlow {
             // Settings that a server does not take, because of their length, say, cost no figure.
             match self.post("runs/log-batch", &json!({ "run_id": id, "params": params })) {
                 Ok(_) | Err(SendError::Never(_)) => {}
-                // The run is there: what is missing of its settings stays so.
+                // The run exists; its remaining settings are not sent.
                 Err(SendError::Later(_)) => break,
             }
         }

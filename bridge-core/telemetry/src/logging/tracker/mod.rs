@@ -1,6 +1,6 @@
 //! Trackers: servers that a run tells its figures. Everything goes to a spool on disk first, from
-//! where a thread sends it: a server that is down, slow or refuses costs the run nothing, and what
-//! is left can be sent later.
+//! where a thread sends it: a server that is down, slow or refuses costs the run nothing, and the
+//! remaining items can be sent later.
 
 mod http;
 mod mlflow;
@@ -28,7 +28,7 @@ type Connect = fn(Value) -> serde_json::Result<Box<dyn service::Service>>;
 /// none.
 ///
 /// # Errors
-/// A spool, or what is known of it, that cannot be read.
+/// A spool or its state file that cannot be read.
 pub fn send_left(folder: &Path) -> Result<Vec<Sent>, String> {
     let trackers: [(&'static str, Connect); 2] = [
         (MLFLOW, |target| Ok(Box::new(MlFlow::new(serde_json::from_value(target)?)))),

@@ -167,7 +167,7 @@ impl Service for Otlp {
                 let some = leading(items);
                 match send(&some) {
                     Ok(()) => Ok(some.len()),
-                    // Of many one may be at fault: the first goes alone.
+                    // One of many items may be refused: the first one is sent alone.
                     Err(SendError::Never(_)) if some.len() > 1 => send(&some[..1]).map(|()| 1),
                     Err(why) => Err(why),
                 }

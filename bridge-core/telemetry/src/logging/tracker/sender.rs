@@ -1,4 +1,4 @@
-//! The thread that sends what a spool has, and gives up only at the end of the run.
+//! The thread that sends the items of a spool, and gives up only at the end of the run.
 
 use std::io;
 use std::path::Path;
@@ -37,7 +37,7 @@ enum News {
 }
 
 impl Tracker {
-    /// Opens the spool of `run` in `log_dir` and begins to send what it has. `target` is kept for
+    /// Opens the spool of `run` in `log_dir` and begins to send its items. `target` is kept for
     /// sending later.
     pub fn open(
         name: &'static str,
@@ -57,7 +57,7 @@ impl Tracker {
         };
         if known.run != run && place.exists() {
             let left = Spool::open(&place)?;
-            // What another run in this folder has not sent stays that run's.
+            // Unsent items of another run in this folder are kept for that run.
             if !left.read(left.start(&known)?)?.is_empty() {
                 spool::set_aside(&place)?;
             }
@@ -88,8 +88,7 @@ impl Tracker {
         })
     }
 
-    /// Waits some seconds for what is not sent yet. What is left, or was refused, is what the run
-    /// has to say.
+    /// Waits some seconds for unsent items. Returns a message if items are left or were refused.
     pub fn close(&mut self) -> Option<String> {
         let thread = self.thread.take()?;
         // A thread that died has nobody listening.
@@ -132,7 +131,7 @@ enum Look {
     Done(usize, usize, Option<String>),
     /// There is nothing to send.
     Empty,
-    /// It has to be tried again.
+    /// Sending failed and is tried again.
     Failed(String),
 }
 

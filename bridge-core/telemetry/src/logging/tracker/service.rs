@@ -39,15 +39,15 @@ pub struct Known {
 /// Why something was not sent.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// It may work later.
+    /// A retry may succeed.
     #[error("{0}")]
     Later(String),
-    /// It will not, however often it is tried.
+    /// Retries cannot succeed.
     #[error("{0}")]
     Never(String),
 }
 
-/// A server that takes what runs tell.
+/// A server that receives records of runs.
 pub trait Service: Send {
     /// Sends items from the first on, and says how many are sent: at least one, and more where they
     /// fit into a request. An error says why the first one is not sent.

@@ -1,5 +1,5 @@
-//! The spool: a file of what is to be sent, a line an item with a checksum, and a file of what is
-//! known of the run at the tracker.
+//! The spool: a file of unsent items, one per line with a checksum, and a file with the state of
+//! the run at the tracker.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
@@ -26,7 +26,7 @@ pub(super) struct Spool {
 }
 
 /// The lines of a part of a spool: an item, or nothing where the line is damaged, and where the
-/// spool goes on behind it.
+/// spool goes on after it.
 pub(super) type Part = Vec<(Option<Item>, u64)>;
 
 /// The folder of a tracker's spool.
@@ -39,7 +39,7 @@ pub(super) fn places(log_dir: &Path, tracker: &str) -> io::Result<Vec<PathBuf>> 
     entries(&log_dir.join("unsent"), |name| name.starts_with(tracker))
 }
 
-/// Keeps what another run has left under a name of its own.
+/// Renames the spool that another run has left, to keep it.
 pub(super) fn set_aside(place: &Path) -> io::Result<()> {
     let name = place.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let free = (1..).map(|number| place.with_file_name(format!("{name}-{number}"))).find(|kept| !kept.exists());
@@ -66,7 +66,7 @@ impl Spool {
             let mut last = [0];
             File::open(&path)?.read_exact_at(&mut last, length - 1)?;
             if last != *b"\n" {
-                // A torn line: what follows begins its own.
+                // After an incomplete line, the next item begins a new line.
                 file.write_all(b"\n")?;
             }
         }
@@ -99,7 +99,7 @@ impl Spool {
         Ok(lines)
     }
 
-    /// Writes down what is known.
+    /// Writes `known.json`.
     pub fn write_known(&self, known: &Known) -> io::Result<()> {
         untrusted_io::replace(&self.place.join("known.json"), &serde_json::to_vec(known)?)
     }
@@ -107,7 +107,8 @@ impl Spool {
     /// Forgets all items, which are sent.
     pub fn clear(&self, known: &mut Known) -> io::Result<()> {
         let file = self.file.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        // Where this is interrupted, what is known points behind the end: see `Spool::start`.
+        // If this is interrupted, the sent position in `known.json` is beyond the end of the file:
+        // see `Spool::start`.
         file.set_len(0)?;
         known.sent = 0;
         self.write_known(known)

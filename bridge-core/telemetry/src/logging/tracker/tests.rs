@@ -1,4 +1,4 @@
-//! Trackers against servers that take what they are sent, refuse it, break off, or are not there.
+//! Trackers against servers that accept items, refuse them, break off, or are not there.
 
 mod otlp;
 
@@ -18,7 +18,7 @@ use super::*;
 /// Requests that a server received.
 #[derive(Debug, Default)]
 struct Told {
-    /// By name and step.
+    /// Metrics by name and step.
     metrics: BTreeMap<(String, u64), Value>,
     params: BTreeMap<String, String>,
     files: BTreeMap<String, Vec<u8>>,
@@ -170,7 +170,7 @@ fn end() -> Item {
     Item::End { time: 9, state: "finished".into() }
 }
 
-/// Waits until the server was told so much; ends the test where that does not come.
+/// Waits until the server has received enough; fails the test after a time limit.
 fn until(told: &Mutex<Told>, is_enough: impl Fn(&Told) -> bool) {
     let begun = Instant::now();
     while !is_enough(&told.lock().unwrap()) {
@@ -239,7 +239,7 @@ fn what_is_left_is_sent_later_and_a_resumed_run_goes_on() {
     let mut tracker = open(folder.path(), &address, "a");
     tracker.add(&begin()).unwrap();
     for step in 0..30 {
-        // The first time that the server is missed is said.
+        // The first failure to reach the server is an error.
         let _ = tracker.add(&figures(step, "lm loss", 0.5));
     }
     let _ = tracker.add(&end());
@@ -329,7 +329,7 @@ proptest! {
         let found: Vec<Item> = spool.read(0).unwrap().into_iter().filter_map(|(item, _)| item).collect();
         prop_assert_eq!(&found[..line], &items[..line]);
         prop_assert_eq!(found.last(), Some(&items[0]));
-        // A newline that is gone takes the line behind it along.
+        // A newline that is gone takes the line after it along.
         let least = if cuts { line + 1 } else { items.len() - 1 };
         prop_assert!(found.len() >= least && found.len() <= items.len() + 1, "{} {}", found.len(), line);
     }

@@ -40,8 +40,8 @@ impl DataStore {
         Ok(store)
     }
 
-    /// Adds records, all or none. They are the system's when this returns: the end of the process
-    /// does not lose them.
+    /// Adds records, all or none. When this returns, the operating system has the records, so the
+    /// end of the process does not lose them.
     pub fn add(&mut self, records: &[Vec<u8>]) -> io::Result<()> {
         let mut bytes = Vec::new();
         for record in records {

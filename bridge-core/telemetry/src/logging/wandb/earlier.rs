@@ -19,8 +19,8 @@ pub(in crate::logging) struct Earlier {
     pub sent: Option<u64>,
 }
 
-/// Looks at the folders of the run `id` in `place`, and cuts what they say of steps behind
-/// `iteration`, unless it was sent.
+/// Reads the folders of the run `id` in `place`, and truncates records of steps after `iteration`,
+/// unless they were sent.
 pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64) -> io::Result<Earlier> {
     let mut found = Earlier::default();
     for path in logs(place, id)? {

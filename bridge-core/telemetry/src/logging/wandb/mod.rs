@@ -1,5 +1,5 @@
-//! Runs in Weights & Biases' own files, which `wandb sync` sends: the log of a run, and what its
-//! records say. Nothing here asks a server.
+//! Runs in Weights & Biases' own files, which `wandb sync` sends: the log of a run and its records.
+//! No server is contacted.
 
 mod datastore;
 mod earlier;

@@ -58,7 +58,7 @@ pub(in crate::logging) struct Row {
 }
 
 impl Row {
-    /// The fields of a row: what W&B adds, and the figures.
+    /// The fields of a row: W&B's own fields, and the figures.
     fn fields(&self) -> impl Iterator<Item = (&str, String)> {
         let own = [
             ("_step", json_of(&self.step.into())),
@@ -175,7 +175,7 @@ impl Checkpoint<'_> {
     }
 }
 
-/// 128 letters and digits that stand for `text`.
+/// 128 letters and digits derived from `text`.
 fn identifier(text: &str) -> String {
     let parts = (0..8).map(|part| Md5::digest(format!("{part} {text}")));
     let letters: String = parts.map(|digest| BASE64_URL_SAFE_NO_PAD.encode(digest)).collect();

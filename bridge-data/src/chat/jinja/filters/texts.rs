@@ -104,7 +104,7 @@ fn indent(value: &Value, given: &CallArguments) -> Result<Value, Error> {
     Ok(made.into())
 }
 
-/// Jinja2's title: letters behind blanks, hyphens and opening brackets are capital.
+/// Jinja2's title: letters after blanks, hyphens and opening brackets are capital.
 fn title(string: &str) -> String {
     let is_border = |c: char| is_space(c) || "-({[<".contains(c);
     let (mut made, mut is_first) = (String::with_capacity(string.len()), true);

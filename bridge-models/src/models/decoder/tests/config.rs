@@ -1,4 +1,4 @@
-//! The `[model]` section in and out, and what is refused.
+//! The `[model]` section in and out, and refusals.
 
 use std::sync::Arc;
 
@@ -325,7 +325,7 @@ fn presets_have_the_peers_sizes() {
         let config = DecoderConfig::from_transformer(&preset.transformer, vocab_size).unwrap();
         assert_eq!(config.num_parameters(), expected, "{name}");
     }
-    // What peft trains of them.
+    // Numbers of parameters that peft trains.
     for (name, expected) in [("smol-135m-lora", 4_884_480), ("smol-135m-dora", 5_040_000)] {
         let preset = presets::preset(name).unwrap();
         let adapter =

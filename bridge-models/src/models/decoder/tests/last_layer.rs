@@ -1,5 +1,4 @@
-//! A layer in place of the output projection: outputs and gradients in float64, and what is
-//! refused.
+//! A layer in place of the output projection: outputs and gradients in float64, and refusals.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,7 +30,7 @@ fn build_replaced(config: &DecoderConfig, layer: LinearForLastLayer) -> Result<B
     build_decoder(config, &context, &Stage::whole([config.num_layers]))
 }
 
-/// Half the squares of all outputs; keeps what it has seen.
+/// Half the sum of squares of all outputs; keeps the logits and hidden states that it was given.
 #[derive(Debug, Default)]
 struct Squares {
     seen: Mutex<Option<[Vec<f32>; 2]>>,

@@ -1,4 +1,4 @@
-//! Tests of the decoder: small models with distinct prime sizes, and what they are compared with.
+//! Tests of the decoder: small models with distinct prime sizes, and their references.
 
 mod adapters;
 mod config;
@@ -145,7 +145,7 @@ pub fn factors() -> [DecoderConfig; 4] {
     [whole, centred, local, limited]
 }
 
-/// A Llama-style model whose frequencies are others in sequences of more than seven tokens.
+/// A Llama-style model whose frequencies change in sequences of more than seven tokens.
 pub fn longrope() -> DecoderConfig {
     let scaling = RopeScaling::LongRope {
         short_factor: vec![1.0, 1.1, 1.2, 1.3, 1.4],
@@ -194,7 +194,7 @@ pub fn tokens(count: usize, vocab_size: usize) -> Vec<i64> {
     (0..count).map(|i| ((i * i * 5 + i * 3 + 1) % vocab_size) as i64).collect()
 }
 
-/// Two sequences of seven tokens, one target masked, one of another weight than the others.
+/// Two sequences of seven tokens. One target is masked, and one has a different weight.
 pub fn micro_batch(vocab_size: usize) -> MicroBatch {
     let (batch_size, seq_length) = (2, 7);
     let all = tokens(batch_size * seq_length + 1, vocab_size);

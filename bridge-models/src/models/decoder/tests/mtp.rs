@@ -1,5 +1,5 @@
-//! Layers that predict further tokens: which targets reach them, and what they add to gradients.
-//! That ranks compute what one does is tested with the other families in `sharded`.
+//! Multi-token prediction layers: their targets and their gradients. `sharded` compares several
+//! ranks with one rank.
 
 use super::spread::sequences;
 use super::*;
@@ -16,7 +16,7 @@ fn step(config: &DecoderConfig, mask: [f32; 8]) -> (f32, Values) {
 
 const ALL: [f32; 8] = [1.0; 8];
 
-/// Only the target at one place counts.
+/// Loss mask in which only the target at one position counts.
 fn only(place: usize) -> [f32; 8] {
     std::array::from_fn(|index| if index == place { 1.0 } else { 0.0 })
 }

@@ -1,5 +1,5 @@
 //! Activations that are moved to the host, here from host memory: no bit of loss or gradients
-//! changes, and what is moved is what costs say.
+//! changes, and the moved bytes are those of the cost model.
 
 use bridge_core::model::Workload;
 use bridge_core::train::{Executor, Offload, Recompute, RegionContext, RegionHooks, SegmentOffload};
@@ -38,7 +38,7 @@ impl RegionHooks for Hooks<'_> {
     }
 }
 
-/// Loss, gradients, and what was moved.
+/// Loss, gradients, and the moved bytes.
 fn run(
     config: &DecoderConfig,
     dtype: FloatDType,
@@ -97,8 +97,8 @@ fn less_stays_on_the_device() {
     }
 }
 
-/// Each module by itself moves the bytes that the costs of a layer give it, in every layer;
-/// attention's output is that of `core_attn`.
+/// Each module alone moves the bytes that the costs of a layer assign to it, in every layer.
+/// Attention's output belongs to `core_attn`.
 #[test]
 fn what_a_module_moves_is_what_costs_say() {
     let grouped = |config: &DecoderConfig| {
@@ -123,8 +123,8 @@ fn what_a_module_moves_is_what_costs_say() {
                 .map(|(_, bytes)| bytes)
                 .sum();
             let found = run(&config, FloatDType::F32, Some(modules(&[module]))).2;
-            // On the CPU the experts of one operation are no two modules, and hold what they keep
-            // themselves.
+            // On the CPU grouped experts are one operation, not two modules, and offload does not
+            // move the tensors that they keep.
             let is_held = matches!(module, Module::ExpertFc1 | Module::MoeAct);
             let expected = if is_held && (is_grouped || module == Module::MoeAct) { 0 } else { of_costs };
             assert_eq!(found.bytes, expected, "{module:?} of {config:?}");

@@ -116,7 +116,7 @@ fn no_bit_changes_on_many_ranks() {
             assert!(found.values == expected.values && found.loss == expected.loss, "{name} on {spread:?}");
             assert!(found.gradients == expected.gradients, "{name} on {spread:?}");
         }
-        // What ranks compute is what one does, and not only the same twice.
+        // Several ranks agree with one rank, not only with themselves.
         let one = on_one_rank(&Model { config: config.clone(), adapter: None }, 1, mode);
         let model = Model { config: recomputing(&config, ALL), adapter: None };
         let found = run_model(&model, sequence, &|rank| sequences(config.vocab_size, rank), mode);
@@ -148,8 +148,8 @@ fn distance(found: &[u32], expected: &[u32]) -> f64 {
 }
 
 /// Backward of a micro-batch whose forward is not the last one: a pipeline has several in flight. A
-/// branch reads its layer's input as another input of the sum, so that gradients of what a
-/// recomputed part reads are summed in another order.
+/// branch reads its layer's input as another input of the sum, so that gradients of a recomputed
+/// part's inputs are summed in another order.
 #[test]
 fn branches_drop_again_what_they_dropped() {
     let batch = Batch::new(&micro_batch(37), &device());

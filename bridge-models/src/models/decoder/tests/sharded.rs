@@ -146,8 +146,8 @@ fn routers_of_every_kind_do_on_many_ranks_what_they_do_on_one() {
     let own_tokens = Spread { expert_tensor: Some(1), expert: 2, context: 2, ..sequence };
     let shared = [tensor, sequence, Spread { context: 2, ..ONE }, own_tokens];
     for (name, config) in super::spread::routers() {
-        // The loss of the global batch looks at other replicas too, which one rank has as
-        // micro-batches before or after.
+        // The loss of the global batch also depends on other replicas, which are earlier or later
+        // micro-batches on one rank.
         let replicas = config.moe.as_ref().is_some_and(|moe| moe.global_aux_loss_coeff == 0.0);
         let replicas = replicas.then_some(Spread { expert: 2, data: 2, ..ONE });
         let spreads: Vec<Spread> = shared.into_iter().chain(replicas).collect();

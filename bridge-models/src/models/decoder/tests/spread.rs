@@ -21,7 +21,7 @@ pub struct Spread {
     pub sequence_parallel: bool,
     pub context: usize,
     pub expert: usize,
-    /// As many as `tensor` where not said.
+    /// Equal to `tensor` if `None`.
     pub expert_tensor: Option<usize>,
     pub data: usize,
 }
@@ -61,7 +61,7 @@ pub fn held(placement: &Placement, global_shape: &[usize]) -> Vec<usize> {
     placement.held_runs(global_shape).into_iter().flatten().collect()
 }
 
-/// Moves vectors off their initial ones and zeros, by the same noise whatever the spread.
+/// Moves vectors off their initial ones and zeros, by noise that does not depend on the layout.
 pub fn disturb(chunk: &mut dyn ModelChunk) {
     let infos: BTreeMap<_, _> = chunk.parameters().iter().map(|info| (info.name.clone(), info.clone())).collect();
     chunk.update_parameters(&mut |name, value| {
@@ -329,8 +329,7 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     all.chain([("mixture with biases", biased), further]).collect()
 }
 
-/// Mixtures whose routers do in training what they do not do otherwise, or look at more than a
-/// token.
+/// Mixtures whose routers behave differently in training, or depend on more than one token.
 pub fn routers() -> Vec<(&'static str, DecoderConfig)> {
     let (_, mixture) = mixtures().remove(0);
     let moe = mixture.moe.clone().unwrap();

@@ -7,7 +7,7 @@ use burn::tensor::DType;
 
 use super::*;
 
-/// Deep and without much in the blocks, so that what rounds the stream shows.
+/// Deep and with small terms from the blocks, so that the rounding of the stream shows.
 fn deep(config: DecoderConfig) -> DecoderConfig {
     DecoderConfig { num_layers: 12, init_method_std: 0.05, no_rope_layers: LayerPattern::None, ..config }
 }
@@ -85,7 +85,7 @@ fn the_stream_is_float32_and_all_else_is_not() {
             assert_eq!(stream.dtype(), DType::F32, "{name}");
             assert_eq!(narrow_stream.dtype(), DType::from(dtype), "{name}");
             assert!((loss / narrow_loss - 1.0).abs() < 0.05, "{name}: {loss} and {narrow_loss}");
-            // What the stream holds is no rounded copy.
+            // The stream does not hold a rounded copy.
             let rounded = stream.clone().cast(dtype).cast(FloatDType::F32);
             assert!(distance(&rounded, &stream) > 1e-5, "{name}, {dtype:?}: every element fits 16 bits");
             assert_eq!(gradients.len(), chunk.parameters().iter().filter(|p| p.trainable).count(), "{name}");
@@ -110,8 +110,8 @@ fn with_parameters_of_32_bits_nothing_changes() {
     }
 }
 
-/// Against the same model in float32 with the rounded weights: what is left are errors of blocks,
-/// not those of many additions.
+/// Against the same model in float32 with the rounded weights: the remaining errors come from
+/// blocks, not from many additions.
 #[test]
 fn a_float32_stream_is_nearer_to_float32() {
     for (name, config) in [("llama", deep(llama())), ("gpt2", deep(gpt2()))] {
@@ -162,7 +162,7 @@ fn stages_send_it_as_it_is() {
     }
 }
 
-/// Logits of tokens one by one, with what layers remember, are those of all at once.
+/// Logits of tokens one by one, with the layers' caches, are those of all at once.
 #[test]
 fn generation_has_it_too() {
     for (name, config) in [("llama", wide(&llama())), ("state space", wide(&super::hybrid::hybrid()))] {

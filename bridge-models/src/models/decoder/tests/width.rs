@@ -1,5 +1,5 @@
-//! muP: what changes with the width, and a coordinate check, that activations stay as large however
-//! wide the model is.
+//! muP: settings that change with the width, and a coordinate check that the scale of activations
+//! does not depend on the width.
 
 use bridge_core::config::{
     Activation as ActivationChoice, Normalization, PositionEmbeddingType, TransformerConfig as Section,
@@ -110,7 +110,7 @@ fn matrices_scores_and_logits_go_with_the_width() {
         0.125
     );
     assert_eq!(read(&Section { mup_base_head_dim: None, ..wide.clone() }).softmax_scale, 1.0 / 64.0);
-    // At its base a model is as large as without, and so are its logits.
+    // At the base width, initial values and logits equal those without muP.
     let based = read(&Section { mup_base_hidden_size: None, ..wide.clone() });
     assert_eq!((based.width_multiplier, based.factor_on_logits()), (Some(1.0), 1.0));
     let spread = |config: &DecoderConfig, name: &str| {

@@ -1,5 +1,5 @@
-//! OTLP against a collector that takes what it is sent, is busy, breaks off, refuses all or a part,
-//! or is not there.
+//! OTLP against a collector that accepts items, is busy, breaks off, refuses all or a part, or is
+//! not there.
 
 use super::*;
 
@@ -96,7 +96,7 @@ fn a_collector_that_is_busy_cut_or_away_misses_nothing() {
     let (address, told) = (first.address.clone(), Arc::clone(&first.told));
     let tracker = open(folder.path(), &address);
     tracker.add(&begin()).unwrap();
-    // Trouble is said, once each time.
+    // Each kind of failure is reported once.
     let add = |steps: std::ops::Range<u64>| {
         steps.filter(|step| tracker.add(&figures(*step, "lm loss", 1.0)).is_err()).count()
     };
