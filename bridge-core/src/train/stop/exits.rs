@@ -11,8 +11,8 @@ use bridge_dist::mesh::ProcessGroups;
 use crate::config::RunConfig;
 use crate::resilience::{Heartbeat, Signal, SignalError, SignalWatcher};
 use crate::train::exit_reason::ExitReason;
-use crate::train::ranks::rank_env::RankUnit;
 use crate::train::ranks::agreement;
+use crate::train::ranks::rank_env::RankUnit;
 use crate::train::settings;
 use crate::train::stop::watchdog::Watchdog;
 
