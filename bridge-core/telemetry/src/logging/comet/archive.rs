@@ -170,7 +170,8 @@ impl Archive {
                 }
             }
         }
-        let experiment = experiment.filter(|_| archive.end > 0).ok_or_else(|| damaged("content"))?;
+        let missing = if archive.end == 0 { MESSAGES } else { EXPERIMENT };
+        let experiment = experiment.filter(|_| archive.end > 0).ok_or_else(|| damaged(missing))?;
         if !is_cut {
             return Ok(());
         }
