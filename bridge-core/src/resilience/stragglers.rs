@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::rerun::Placement;
+use super::rerun::RankLocation;
 
 /// Windows that a rank's past has.
 const PAST: usize = 64;
@@ -53,7 +53,7 @@ impl fmt::Display for RankTimes {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankWindow {
     /// Machine and device of the rank.
-    pub place: Placement,
+    pub place: RankLocation,
     /// Pipeline stage of the rank: ranks of one stage do the same work.
     pub stage: usize,
     /// Times of the rank, [undisturbed](RankTimes::undisturbed).
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     fn rank(rank: usize, stage: usize, compute: f64, usual: Option<f64>) -> RankWindow {
-        let place = Placement { rank, node: format!("n{rank}"), device: rank };
+        let place = RankLocation { rank, node: format!("n{rank}"), device: rank };
         let times = RankTimes { compute, data: 0.0, communication: 1.0 };
         RankWindow { place, stage, times, usual }
     }

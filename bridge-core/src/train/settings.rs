@@ -6,7 +6,7 @@ use burn::tensor::FloatDType;
 use crate::config::{self, RunConfig};
 use crate::optim::{GroupSettings, OptimizerSettings, OwnGradients, StandardOverrides, Wire, rules};
 use crate::plan;
-use crate::resilience::rerun::{ErrorInjection, Placement, RerunConfig};
+use crate::resilience::rerun::{ErrorInjection, RankLocation, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
 use crate::schedule::{BatchRampup, BatchSizeConfig, DynamicLossScaleConfig, Indivisible, LossScaleError, LossScaler};
 use crate::timers::TimerLevel;
@@ -106,7 +106,7 @@ pub(in crate::train) fn loss_scaler(config: &RunConfig) -> Result<LossScaler, Lo
     })
 }
 
-pub(in crate::train) fn rerun(config: &RunConfig, placement: Placement) -> RerunConfig {
+pub(in crate::train) fn rerun(config: &RunConfig, placement: RankLocation) -> RerunConfig {
     let settings = &config.rerun_state_machine;
     RerunConfig {
         mode: settings.rerun_mode,

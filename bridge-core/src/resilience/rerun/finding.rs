@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Location of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Placement {
+pub struct RankLocation {
     /// Global rank.
     pub rank: usize,
     /// Host name.
@@ -15,7 +15,7 @@ pub struct Placement {
     pub device: usize,
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for RankLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rank {}, node {}, device {}", self.rank, self.node, self.device)
     }
@@ -27,7 +27,7 @@ impl fmt::Display for Placement {
     placement.rank, placement.node, placement.device)]
 pub struct UnexpectedResult {
     /// Rank, host and device that computed it.
-    pub placement: Placement,
+    pub placement: RankLocation,
     /// Iteration, counted from 1.
     pub iteration: u64,
     /// The result, formatted.

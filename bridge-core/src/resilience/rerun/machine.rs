@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use super::determinism::{CheckDifferences, Differences};
-use super::finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
+use super::finding::{FaultCause, Finding, FindingKind, RankLocation, UnexpectedResult};
 use super::injection::{ErrorInjection, Fault, Injector};
 use super::relative_difference;
 use super::state::{Call, ExitDecision, Failure, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};
@@ -18,7 +18,7 @@ pub struct RerunConfig {
     /// Faults put in on purpose.
     pub injection: ErrorInjection,
     /// Location of this rank.
-    pub placement: Placement,
+    pub placement: RankLocation,
 }
 
 /// Severity of a rejected result that reruns have not explained.
@@ -94,7 +94,7 @@ impl RerunStateMachine {
     }
 
     /// Location of this rank.
-    pub fn placement(&self) -> &Placement {
+    pub fn placement(&self) -> &RankLocation {
         &self.config.placement
     }
 
@@ -284,7 +284,7 @@ impl RerunStateMachine {
         if !self.injector.hits(call) && !validation.rejected {
             return None;
         }
-        let Placement { node, device, .. } = self.config.placement.clone();
+        let RankLocation { node, device, .. } = self.config.placement.clone();
         self.failure = Some(Failure { call: call.clone(), result: validation.result, node, device });
         self.requests.rerun = true;
         Some(FindingKind::RerunRequested)

@@ -22,7 +22,7 @@ mod state;
 mod tests;
 
 pub use determinism::{CheckDifferences, Spread};
-pub use finding::{FaultCause, Finding, FindingKind, Placement, UnexpectedResult};
+pub use finding::{FaultCause, Finding, FindingKind, RankLocation, UnexpectedResult};
 pub use injection::ErrorInjection;
 pub use machine::{RerunConfig, RerunStateMachine, Severity, Validation};
 pub use state::{ExitDecision, NextPass, RerunCheckpoint, RerunCheckpointError, RerunState};

@@ -8,7 +8,7 @@ use crate::config::{ErrorInjectionType, RerunMode};
 const SITE: &str = "found NaN in local forward loss calculation";
 
 fn config(injection: ErrorInjection, device: usize) -> RerunConfig {
-    let placement = Placement { rank: 0, node: "n0".into(), device };
+    let placement = RankLocation { rank: 0, node: "n0".into(), device };
     RerunConfig { mode: RerunMode::ValidateResults, injection, placement }
 }
 

@@ -7,7 +7,7 @@ use burn::tensor::DeviceType;
 use burn::tensor::{Device, FloatDType};
 
 use crate::config::RunConfig;
-use crate::resilience::rerun::Placement;
+use crate::resilience::rerun::RankLocation;
 use crate::train::ranks::agreement;
 
 /// Why a device cannot be used.
@@ -259,13 +259,13 @@ fn usual_device(kind: Kind, name: &str) -> Result<Device, DeviceError> {
 
 /// Location of a rank for fault messages; `node` is the name of its machine, if the program sets
 /// one.
-pub(in crate::train) fn placement(
+pub(in crate::train) fn rank_location(
     config: &RunConfig,
     rank: usize,
     place: LocalRank,
     node: Option<String>,
-) -> Placement {
-    Placement { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
+) -> RankLocation {
+    RankLocation { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
 }
 
 /// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one

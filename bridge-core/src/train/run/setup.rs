@@ -20,7 +20,7 @@ use crate::optim::{
     Sharding,
 };
 use crate::plan;
-use crate::resilience::rerun::{Placement, RerunStateMachine};
+use crate::resilience::rerun::{RankLocation, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
 use crate::train::data::data_errors::name_setting;
@@ -136,7 +136,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let parts = Parts { checked, forward_step, provider, padded_vocab_size };
     let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
     shard(&mut training, deferred, start.is_none() || Strictness::from_config(&config).allows_absent())?;
-    let placement = device::placement(&config, groups.world().rank(), place, options.node);
+    let placement = device::rank_location(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
         subsystems: Subsystems::new(&config, groups, losses, placement, &options.rank_env, options.subsystems)?,
@@ -172,7 +172,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
 }
 
 /// Loss checks, for the rank of `placement`.
-fn loss_watch(config: &RunConfig, placement: Placement) -> LossWatch {
+fn loss_watch(config: &RunConfig, placement: RankLocation) -> LossWatch {
     LossWatch::new(RerunStateMachine::new(settings::rerun(config, placement)), settings::loss_checks(config))
 }
 

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::config::{RerunMode, RunConfig};
 use crate::optim::GradientPart;
 use crate::resilience::rerun::{
-    CheckDifferences, ExitDecision, Finding, NextPass, Placement, RerunCheckpoint, RerunStateMachine, Severity,
+    CheckDifferences, ExitDecision, Finding, NextPass, RankLocation, RerunCheckpoint, RerunStateMachine, Severity,
     UnexpectedResult, Validation,
 };
 use crate::resilience::{LossChecks, SpikyLossDetector};
@@ -155,7 +155,7 @@ impl LossWatch {
         let mut lines = format!("differences between the two passes of each of {steps} steps:");
         for check in checks {
             lines.push_str(&format!("\n  {check}:"));
-            for RankDifferences { place: Placement { rank, node, device }, checks } in &all {
+            for RankDifferences { place: RankLocation { rank, node, device }, checks } in &all {
                 for found in checks.iter().filter(|found| found.message == *check) {
                     lines.push_str(&format!("\n    Rank {rank}, node {node}, device {device}: {found}"));
                 }
@@ -168,7 +168,7 @@ impl LossWatch {
 /// Differences between the repeated passes of a rank.
 #[derive(Clone, Serialize, Deserialize)]
 struct RankDifferences {
-    place: Placement,
+    place: RankLocation,
     checks: Vec<CheckDifferences>,
 }
 

@@ -44,7 +44,7 @@ pub(in crate::train) use memory_history::begin as begin_memory_history;
 
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::plan;
-use crate::resilience::rerun::Placement;
+use crate::resilience::rerun::RankLocation;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::exit_reason::ExitReason;
 use crate::train::ranks::agreement;
@@ -71,7 +71,7 @@ impl Subsystems {
         config: &RunConfig,
         groups: &ProcessGroups,
         losses: LossWatch,
-        placement: Placement,
+        placement: RankLocation,
         rank_env: &RankEnv,
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, SubsystemError> {

@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 
 use crate::config::{NvrxStragglerDetectionConfig, RunConfig, StragglerDetectionConfig};
 use crate::logging::health::{RankScore, RankScores};
-use crate::resilience::rerun::Placement;
+use crate::resilience::rerun::RankLocation;
 use crate::resilience::stragglers::{Detector, RankTimes, RankWindow, StragglerReport, list_times};
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::{StepReport, TrainEnd, is_reported_every};
@@ -29,7 +29,7 @@ const FEWEST_STEPS: usize = 16;
 const FEWEST_STEPS_AT_END: usize = 8;
 
 pub(super) struct Stragglers {
-    placement: Placement,
+    placement: RankLocation,
     clock: OwnTime,
     scores: Option<ScoreReports>,
     times: Option<TimeReports>,
@@ -39,7 +39,7 @@ pub(super) struct Stragglers {
 
 impl Stragglers {
     /// Reports of a configuration, if it asks for any.
-    pub fn new(config: &RunConfig, placement: Placement) -> Option<Self> {
+    pub fn new(config: &RunConfig, placement: RankLocation) -> Option<Self> {
         let scores = config.nvrx_straggler.as_ref().filter(|settings| settings.enabled).map(ScoreReports::new);
         let times = config.straggler.as_ref().filter(|settings| settings.log_straggler).map(TimeReports::new);
         let asks = scores.is_some() || times.is_some();
@@ -104,7 +104,7 @@ impl Subsystem for Stragglers {
 /// Window of each rank. All ranks call this together.
 fn gather(
     run: &RunContext,
-    placement: &Placement,
+    placement: &RankLocation,
     times: RankTimes,
     usual: Option<f64>,
 ) -> Result<Vec<RankWindow>, CommError> {
@@ -169,7 +169,7 @@ impl ScoreReports {
     }
 
     /// Judges the window, which ends. All ranks call this together.
-    fn judge(&mut self, run: &RunContext, placement: &Placement) -> Result<LoopRequest, CommError> {
+    fn judge(&mut self, run: &RunContext, placement: &RankLocation) -> Result<LoopRequest, CommError> {
         let steps = std::mem::take(&mut self.steps);
         (self.began, self.iterations, self.until_look) = (Instant::now(), 0, 1);
         let times = RankTimes::undisturbed(&steps).unwrap_or_default();
@@ -261,7 +261,7 @@ impl TimeReports {
     fn report(
         &mut self,
         run: &RunContext,
-        placement: &Placement,
+        placement: &RankLocation,
         step: &StepReport,
     ) -> Result<Option<String>, CommError> {
         let steps = std::mem::take(&mut self.steps);

@@ -8,7 +8,7 @@ use twox_hash::XxHash3_64;
 
 use crate::config::RunConfig;
 use crate::model::ReplicaGroup;
-use crate::resilience::rerun::Placement;
+use crate::resilience::rerun::RankLocation;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
@@ -16,7 +16,7 @@ use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct WeightHashes {
     interval: Option<u64>,
-    placement: Placement,
+    placement: RankLocation,
     /// The iteration after which replicas had the same parameters.
     last_equal: Option<u64>,
 }
@@ -25,7 +25,7 @@ pub(super) struct WeightHashes {
 type Hashes = Vec<(String, i64)>;
 
 impl WeightHashes {
-    pub fn new(config: &RunConfig, placement: Placement) -> Self {
+    pub fn new(config: &RunConfig, placement: RankLocation) -> Self {
         let interval = config.train.check_weight_hash_across_dp_replicas_interval;
         Self { interval: interval.map(|interval| interval as u64), placement, last_equal: None }
     }
