@@ -14,7 +14,7 @@ use super::GradientBuffer;
 use super::bucket::{Bucket, BucketParameter, ShardCounts, buckets, common, owned_range, padded_part, padded_part_of};
 use super::flat::part;
 use super::gradients::{SharedElements, SharedParameters};
-use super::settings::{Averaging, DistributionSettings, Gather, Reduction, Sharding};
+use super::settings::{DistributionSettings, Sharding};
 use super::sharing::{copy_group, instance_group, replica_group, row_copies, shard_group, tied_names};
 use crate::model::{ModelChunk, ReplicaGroup};
 use crate::timers::{TimerLevel, Timers};
@@ -158,14 +158,14 @@ impl Distribution {
         self.settings.sharding
     }
 
-    /// When parameters are gathered.
-    pub fn gather(&self) -> Gather {
-        self.settings.gather
+    /// True if parameters are gathered while the next forward pass runs.
+    pub fn overlap_param_gather(&self) -> bool {
+        self.settings.overlap_param_gather
     }
 
     /// True if backward continues while gradients are reduced.
-    pub fn reduction(&self) -> Reduction {
-        self.settings.reduction
+    pub fn overlap_grad_reduce(&self) -> bool {
+        self.settings.overlap_grad_reduce
     }
 
     /// Buckets of a chunk, in the order in which they are reduced.
@@ -203,18 +203,15 @@ impl Distribution {
 
     /// Reduction of gradients.
     pub(super) fn reduce_op(&self) -> ReduceOp {
-        match self.settings.average {
-            Averaging::InLoss => ReduceOp::Sum,
-            Averaging::InCollective => ReduceOp::Avg,
-        }
+        if self.settings.average_in_collective { ReduceOp::Avg } else { ReduceOp::Sum }
     }
 
     /// Factor on gradients of a kind before they are reduced: an average over fewer ranks than all
     /// replicas of the data divides by too little.
     pub(super) fn scale_before(&self, replicas: ReplicaGroup) -> f64 {
-        match self.settings.average {
-            Averaging::InLoss => 1.0,
-            Averaging::InCollective => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
+        match self.settings.average_in_collective {
+            true => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
+            false => 1.0,
         }
     }
 
@@ -236,10 +233,7 @@ impl Distribution {
 
     /// Factor on the loss of a rank, which undoes the division by an average over ranks.
     pub fn loss_factor(&self) -> f64 {
-        match self.settings.average {
-            Averaging::InLoss => 1.0,
-            Averaging::InCollective => self.groups.data_context().size() as f64,
-        }
+        if self.settings.average_in_collective { self.groups.data_context().size() as f64 } else { 1.0 }
     }
 
     /// The elements of a parameter whose optimizer state is on this rank; `None` for parameters
@@ -392,7 +386,6 @@ impl Distribution {
         Ok(self.over_world(zeros as f64)? as u64)
     }
 
-    /// Sum of `of` over the counted values of all ranks.
     /// As [`Self::visit_counted`], of one value that has the form of a parameter.
     pub(super) fn counted_part(&self, name: &str, value: &Tensor<1>) -> Option<Tensor<1>> {
         self.counted(name, value).filter(|part| part.dims()[0] > 0)

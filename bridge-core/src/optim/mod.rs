@@ -50,7 +50,7 @@ pub use optimizer::{CutParameter, Optimizer, OptimizerSettings, StepOutcome, Ste
 pub use reducer::{GradientPart, GradientReducer, OwnGradients, ReductionTimes, Wire};
 pub(crate) use saved::MASTER;
 pub use saved::OptimizerState;
-pub use settings::{Averaging, CastWeights, DistributionSettings, Gather, Reduction, Sharding};
+pub use settings::{DistributionSettings, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;
 

@@ -15,7 +15,6 @@ use super::bucket::{Bucket, BucketEntry};
 use super::distribution::Distribution;
 use super::flat::detached_part;
 use super::packing::Packing;
-use super::settings::Reduction;
 use crate::timers::{TimerLevel, Timers};
 
 /// Element type of gradients on their way between ranks.
@@ -154,7 +153,8 @@ impl GradientReducer {
     }
 
     /// Starts the reduction of all buckets that are complete once backward of `chunk` has left
-    /// segment `segment`, and waits for it unless backward goes on meanwhile ([`Reduction`]).
+    /// segment `segment`, and waits for it unless backward continues meanwhile
+    /// ([`DistributionSettings::overlap_grad_reduce`](super::DistributionSettings::overlap_grad_reduce)).
     /// Called in the last micro-batch (in each, where gradients are sharded), and on all ranks in
     /// the same order.
     ///
@@ -167,13 +167,11 @@ impl GradientReducer {
         gradients: &mut GradientBuffer,
     ) -> Result<(), CommError> {
         self.start(chunk, segment, gradients)?;
-        match self.distribution.reduction() {
-            Reduction::DuringBackward => Ok(()),
-            Reduction::Waiting => {
-                let started = std::mem::take(&mut self.in_flight);
-                self.complete(started, gradients)
-            }
+        if self.distribution.overlap_grad_reduce() {
+            return Ok(());
         }
+        let started = std::mem::take(&mut self.in_flight);
+        self.complete(started, gradients)
     }
 
     fn start(&mut self, chunk: usize, segment: usize, gradients: &mut GradientBuffer) -> Result<(), CommError> {

@@ -40,21 +40,26 @@ pub struct DistributionSettings {
     pub bucket_rule: BucketRule,
     /// Padding of buckets (`ddp.pad_buckets_for_high_nccl_busbw`).
     pub padding: BucketPadding,
-    /// Timing of the reduction of gradients.
-    pub reduction: Reduction,
-    /// Place of the division by the number of ranks.
-    pub average: Averaging,
-    /// Timing of the gathering of parameters.
-    pub gather: Gather,
-    /// Gathering format of weights that their layers cast to 8 bits, if parameters are sharded.
-    pub cast_weights: CastWeights,
+    /// Backward continues while gradients are reduced. Otherwise the rank waits for the reduction:
+    /// once at the end of the step or, where gradients are divided, after each segment.
+    pub overlap_grad_reduce: bool,
+    /// The collective divides gradients by the number of data-parallel ranks. Otherwise the loss was
+    /// divided, and gradients are summed.
+    pub average_in_collective: bool,
+    /// Parameters are gathered while the next forward pass runs; those of the next region while one
+    /// runs, where they are sharded. Otherwise they are gathered before the step ends; those of a
+    /// region just before it runs, where they are sharded.
+    pub overlap_param_gather: bool,
+    /// Sharded weights that their layers cast to 8 bits with one scale are gathered as 8-bit codes,
+    /// to which ranks cast their shards. Otherwise they are gathered as values, as other parameters.
+    pub fp8_param_gather: bool,
 }
 
 impl DistributionSettings {
     /// True if weights are gathered as codes: if they are sharded, so that each rank keeps the
     /// values that it owns.
     pub fn gathers_codes(&self) -> bool {
-        self.cast_weights == CastWeights::Codes && self.sharding == Sharding::Full
+        self.fp8_param_gather && self.sharding == Sharding::Full
     }
 
     /// Layout of buckets that are divided over these numbers of ranks.
@@ -71,53 +76,10 @@ impl Default for DistributionSettings {
             sharding: Sharding::None,
             bucket_rule: BucketRule::One,
             padding: BucketPadding::EqualParts,
-            reduction: Reduction::Waiting,
-            average: Averaging::InLoss,
-            gather: Gather::Waiting,
-            cast_weights: CastWeights::Values,
+            overlap_grad_reduce: false,
+            average_in_collective: false,
+            overlap_param_gather: false,
+            fp8_param_gather: false,
         }
     }
-}
-
-/// Activity of a rank while gradients are reduced.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reduction {
-    /// The rank waits for the reduction: once at the end of the step or, where gradients are
-    /// divided, after each segment.
-    #[default]
-    Waiting,
-    /// Backward continues (`ddp.overlap_grad_reduce`).
-    DuringBackward,
-}
-
-/// When parameters are gathered that sharded optimizers have updated, or that are sharded
-/// themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Gather {
-    /// All before the step ends; those of a region just before it runs, where they are sharded.
-    #[default]
-    Waiting,
-    /// While the next forward pass runs; those of the next region while one runs, where they are
-    /// sharded (`ddp.overlap_param_gather`).
-    DuringForward,
-}
-
-/// Gathering format of weights that layers cast to 8 bits with one scale.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum CastWeights {
-    /// Values, as for all other parameters.
-    #[default]
-    Values,
-    /// 8-bit codes, to which ranks cast their shards with one scale (`ddp.fp8_param_gather`).
-    Codes,
-}
-
-/// Side that divides gradients by the number of data-parallel ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Averaging {
-    /// The loss was divided; gradients are summed.
-    #[default]
-    InLoss,
-    /// The collective averages.
-    InCollective,
 }

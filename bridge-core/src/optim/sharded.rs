@@ -16,7 +16,7 @@ use super::cast_gather::{CastGather, Casts, Codes, decoded, decoded_there};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
 use super::packing::{Packing, parameter_of};
-use super::settings::{Gather, Sharding};
+use super::settings::Sharding;
 use crate::model::{DeferredParameters, ModelChunk, Replacement};
 
 /// State of the parameters of a bucket.
@@ -133,7 +133,7 @@ impl ShardedParameters {
     /// # Errors
     /// If that cannot be started.
     pub fn prefetch(&mut self, index: usize, segments: &Range<usize>) -> Result<(), CommError> {
-        if self.distribution.gather() == Gather::Waiting {
+        if !self.distribution.overlap_param_gather() {
             return Ok(());
         }
         for bucket in self.buckets_of(index, segments) {
@@ -336,7 +336,7 @@ impl ShardedParameters {
         if self.is_full() {
             updated.retain(|name, _| distribution.shard_range(name).is_some());
             self.shards = updated;
-        } else if distribution.gather() == Gather::Waiting {
+        } else if !distribution.overlap_param_gather() {
             self.make_whole(chunks)?;
         }
         Ok(())

@@ -196,9 +196,8 @@ fn sharding_changes_no_bit() {
     let of_formats = super::tests::formats().map(|(formats, dtype)| (adam().keeping(formats), 3, dtype));
     for (algorithm, ranks, dtype) in of_adam.into_iter().chain(of_all).chain(of_formats) {
         let plain = train(&algorithm, ranks, dtype, DistributionSettings::default());
-        let (waiting, overlapped) =
-            ((Gather::Waiting, Reduction::Waiting), (Gather::DuringForward, Reduction::DuringBackward));
-        for (sharding, bucket_rule, (gather, reduction)) in [
+        let (waiting, overlapped) = (false, true);
+        for (sharding, bucket_rule, overlaps) in [
             (Sharding::None, BucketRule::Elements(150), overlapped),
             (Sharding::Optimizer, BucketRule::One, waiting),
             (Sharding::Optimizer, BucketRule::Elements(150), overlapped),
@@ -208,17 +207,16 @@ fn sharding_changes_no_bit() {
             (Sharding::Full, BucketRule::One, overlapped),
         ] {
             // Includes padding that is longer than the data.
-            let padding = match reduction {
-                Reduction::Waiting => BucketPadding::EqualParts,
-                Reduction::DuringBackward if sharding.divides_state() => BucketPadding::HighBandwidth,
-                Reduction::DuringBackward => BucketPadding::EqualParts,
+            let padding = match overlaps && sharding.divides_state() {
+                true => BucketPadding::HighBandwidth,
+                false => BucketPadding::EqualParts,
             };
             let settings = DistributionSettings {
                 sharding,
                 bucket_rule,
                 padding,
-                gather,
-                reduction,
+                overlap_param_gather: overlaps,
+                overlap_grad_reduce: overlaps,
                 ..DistributionSettings::default()
             };
             let found = train(&algorithm, ranks, dtype, settings);
@@ -250,12 +248,12 @@ fn sharding_changes_no_bit() {
 fn what_stays_on_the_device_has_the_same_bits() {
     let overlapped = DistributionSettings {
         bucket_rule: BucketRule::Elements(150),
-        gather: Gather::DuringForward,
-        reduction: Reduction::DuringBackward,
+        overlap_param_gather: true,
+        overlap_grad_reduce: true,
         ..DistributionSettings::default()
     };
     let padded = DistributionSettings { padding: BucketPadding::HighBandwidth, ..overlapped };
-    let averaged = DistributionSettings { average: Averaging::InCollective, ..DistributionSettings::default() };
+    let averaged = DistributionSettings { average_in_collective: true, ..DistributionSettings::default() };
     for (ranks, instances, dtype, wire) in [
         (2, 1, FloatDType::F32, Wire::Float32),
         (3, 1, FloatDType::BF16, Wire::BFloat16),
@@ -287,16 +285,17 @@ fn what_stays_on_the_device_has_the_same_bits() {
 #[test]
 fn instances_of_an_optimizer_train_alike() {
     let numbers = |stored: &Stored| stored.to_data().iter::<f64>().collect::<Vec<f64>>();
-    for (average, (ranks, instances)) in
-        [Averaging::InLoss, Averaging::InCollective].into_iter().flat_map(|a| [(a, (6, 2)), (a, (4, 4))])
+    for (average_in_collective, (ranks, instances)) in
+        [false, true].into_iter().flat_map(|average| [(average, (6, 2)), (average, (4, 4))])
     {
-        let plain = DistributionSettings { average, ..DistributionSettings::default() };
+        let plain = DistributionSettings { average_in_collective, ..DistributionSettings::default() };
         let expected = &train(&adam(), ranks, FloatDType::F32, plain)[0];
         for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             let settings = DistributionSettings { sharding, ..plain };
             let found = train_instances(&adam(), ranks, instances, FloatDType::F32, settings);
             for (rank, trained) in found.iter().enumerate() {
-                let what = format!("{sharding:?}, {average:?}, rank {rank} of {ranks} in {instances} instances");
+                let what =
+                    format!("{sharding:?}, {average_in_collective}, rank {rank} of {ranks} in {instances} instances");
                 assert!(trained.values == found[0].values, "{what}: ranks differ");
                 // The same sums in another order. Moments follow gradients smoothly, as parameters
                 // do not where a sum is nearly zero.
@@ -349,11 +348,12 @@ fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
 #[test]
 fn what_is_sharded_travels_beside_computing_only_if_asked() {
     let full = DistributionSettings { sharding: Sharding::Full, ..DistributionSettings::default() };
-    let (gather, reduction) = (Gather::DuringForward, Reduction::DuringBackward);
+    let gathers = DistributionSettings { overlap_param_gather: true, ..full };
+    let reduces = DistributionSettings { overlap_grad_reduce: true, ..full };
     assert_eq!(overlap_of(full), [(false, true); 2], "regions are gathered when they run, and backward waits");
-    assert_eq!(overlap_of(DistributionSettings { gather, ..full }), [(true, true); 2]);
-    assert_eq!(overlap_of(DistributionSettings { reduction, ..full }), [(false, false); 2]);
-    assert_eq!(overlap_of(DistributionSettings { gather, reduction, ..full }), [(true, false); 2]);
+    assert_eq!(overlap_of(gathers), [(true, true); 2]);
+    assert_eq!(overlap_of(reduces), [(false, false); 2]);
+    assert_eq!(overlap_of(DistributionSettings { overlap_grad_reduce: true, ..gathers }), [(true, false); 2]);
 }
 
 #[test]

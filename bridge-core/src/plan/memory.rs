@@ -15,7 +15,7 @@ use super::segments::{ChunkActivations, activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
 use super::traffic::largest_bucket;
 use crate::model::{Declaration, ReplicaGroup};
-use crate::optim::{self, Gather, OffloadSettings, Sharding, owned_range};
+use crate::optim::{self, OffloadSettings, Sharding, owned_range};
 
 /// Memory of a rank at the moment when it holds most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -258,7 +258,7 @@ fn region_sizes(setup: &Setup<'_>, chunk: &Chunk) -> Vec<u64> {
 
 /// Largest region, with its neighbor if that is gathered meanwhile.
 fn gathered(setup: &Setup<'_>, stage: usize) -> u64 {
-    let at_once = if setup.distribution.gather == Gather::DuringForward { 2 } else { 1 };
+    let at_once = if setup.distribution.overlap_param_gather { 2 } else { 1 };
     let most = |sizes: Vec<u64>| {
         let windows = sizes.windows(at_once.min(sizes.len().max(1)));
         windows.map(|regions| regions.iter().sum()).max().unwrap_or(0)

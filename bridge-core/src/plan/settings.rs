@@ -6,10 +6,7 @@ use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
-use crate::optim::{
-    Averaging, BucketPadding, BucketRule, CastWeights, DistributionSettings, Gather, OffloadSettings, Reduction,
-    Sharding, Transfers,
-};
+use crate::optim::{BucketPadding, BucketRule, DistributionSettings, OffloadSettings, Sharding, Transfers};
 
 /// Bucket rule without a size in the recipe: Megatron's default, in elements, but several buckets
 /// also for a smaller model.
@@ -37,14 +34,10 @@ pub(crate) fn distribution(config: &RunConfig) -> DistributionSettings {
             true => BucketPadding::HighBandwidth,
             false => BucketPadding::EqualParts,
         },
-        reduction: if ddp.overlap_grad_reduce { Reduction::DuringBackward } else { Reduction::Waiting },
-        average: if ddp.average_in_collective { Averaging::InCollective } else { Averaging::InLoss },
-        gather: if ddp.overlap_param_gather { Gather::DuringForward } else { Gather::Waiting },
-        cast_weights: if ddp.fp8_param_gather && config.model.fp8.is_some() {
-            CastWeights::Codes
-        } else {
-            CastWeights::Values
-        },
+        overlap_grad_reduce: ddp.overlap_grad_reduce,
+        average_in_collective: ddp.average_in_collective,
+        overlap_param_gather: ddp.overlap_param_gather,
+        fp8_param_gather: ddp.fp8_param_gather && config.model.fp8.is_some(),
     }
 }
 

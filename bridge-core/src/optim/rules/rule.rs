@@ -42,20 +42,11 @@ pub struct State {
     pub name: &'static str,
     /// The dtype in which it is kept and saved.
     pub dtype: FloatDType,
-    /// Shape of the state.
-    pub shape: StateShape,
     /// Value before the first step.
     pub start: Start,
     /// Setting of the format in which the state is kept. Every state has one if the rule keeps
     /// formats ([`OptimizerRule::keeps_formats`]).
     pub format: Option<fn(&OptimizerConfig) -> DType>,
-}
-
-/// The shape of a state. Another one needs its layout in checkpoints and its bytes in plans.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StateShape {
-    /// The shape of the parameter.
-    OfParameter,
 }
 
 /// Value of a state before the first step.
@@ -70,12 +61,11 @@ pub enum Start {
 impl State {
     /// A float32 state in the parameter's shape that starts from zeros.
     pub const fn zeros(name: &'static str) -> Self {
-        Self { name, dtype: FloatDType::F32, shape: StateShape::OfParameter, start: Start::Zeros, format: None }
+        Self { name, dtype: FloatDType::F32, start: Start::Zeros, format: None }
     }
 
     /// The state before the first step of a parameter, or of a range of it.
     pub(in crate::optim) fn first(&self, parameter: &Tensor<1>) -> Tensor<1> {
-        let StateShape::OfParameter = self.shape;
         match self.start {
             Start::Zeros => Tensor::zeros(parameter.shape(), (&parameter.device(), self.dtype.into())),
             Start::Parameter => parameter.clone().cast(self.dtype),
@@ -91,10 +81,7 @@ impl Rule {
 
     /// Bytes of the states of one element.
     pub fn bytes_per_element(&self) -> u64 {
-        let bytes = |state: &State| match state.shape {
-            StateShape::OfParameter => burn::tensor::DType::from(state.dtype).size() as u64,
-        };
-        self.states.iter().map(bytes).sum()
+        self.states.iter().map(|state| burn::tensor::DType::from(state.dtype).size() as u64).sum()
     }
 }
 

@@ -7,7 +7,7 @@ use burn::tensor::Tensor;
 use super::{MicroBatchInput, MicroBatches, TrainWork};
 use crate::config::RunConfig;
 use crate::model::Batch;
-use crate::optim::{GradientBuffer, GradientReducer, Reduction, ShardedParameters};
+use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
 use crate::plan::settings;
 use crate::train::engine::executor::RegionHooks;
 use crate::train::engine::forward_step::ForwardStep;
@@ -37,7 +37,7 @@ impl Reductions {
             Self::Deferred
         } else if settings.sharding.divides_gradients() {
             Self::InEachMicroBatch
-        } else if settings.reduction == Reduction::DuringBackward && !waits_for_first {
+        } else if settings.overlap_grad_reduce && !waits_for_first {
             Self::InLastMicroBatch
         } else {
             Self::Deferred
