@@ -107,7 +107,7 @@ section! {
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
         refused check_for_large_grads = false, "Fail on unusually large gradients."
-            => not_built("a failure on unusually large gradients; check_for_nan_in_grad fails on infinite ones");
+            => not_built("a failure on unusually large gradients; check_for_nan_in_grad fails on infinite ones").upstream(&["true"]);
         /// Elements per bucket of an overlapped reduction or gather; no effect on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE,
             idle_unless("ddp.overlap_grad_reduce | ddp.overlap_param_gather | optimizer.overlap_param_gather: there is one bucket"),
@@ -128,7 +128,7 @@ section! {
         /// `model.fp8_recipe` is "tensorwise" or "delayed".
         fp8_param_gather: bool = false, idle_unless("model.fp8");
         refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share gradient buffers with the mxfp8 gather."
-            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights").execution_only();
         /// Shard according to `ddp.data_parallel_sharding_strategy`.
         use_megatron_fsdp: bool = false;
         /// Deprecated alias of the above.
@@ -155,7 +155,7 @@ section! {
         refused fsdp_all_gather_in_start_param_sync = true, "Gather when synchronization starts."
             => no_counterpart("where Megatron's wrapper starts to gather; a layer is gathered before it runs");
         refused delay_wgrad_compute = false, "Delay weight gradients."
-            => not_built("weight gradients deferred to overlap with model.overlap_moe_expert_parallel_comm");
+            => not_built("weight gradients deferred to overlap with model.overlap_moe_expert_parallel_comm").execution_only();
         refused megatron_fsdp_main_params_dtype = Some(DType::Float32), "Sharded master weights."
             => not_built("a separate dtype for sharded master weights; optimizer.main_params_dtype is that of all");
         refused megatron_fsdp_main_grads_dtype = None::<DType>, "Sharded master gradients."
@@ -197,9 +197,9 @@ section! {
         refused wgrad_deferral_limit = None::<i64>, "Micro-batches deferred."
             => not_built("how many micro-batches defer_embedding_wgrad_compute defers").inert(&["-1"]);
         refused overlap_moe_expert_parallel_comm = None::<bool>, "Overlap of the expert exchange."
-            => not_built("token dispatch overlapped with the computation of another micro-batch").inert(&["false"]);
+            => not_built("token dispatch overlapped with the computation of another micro-batch").inert(&["false"]).execution_only();
         refused delay_wgrad_compute = None::<bool>, "Delay weight gradients."
-            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").inert(&["false"]);
+            => not_built("weight gradients deferred to overlap with overlap_moe_expert_parallel_comm").inert(&["false"]).execution_only();
         /// Filled in by upstream's container; it must equal the derived data-parallel size.
         data_parallel_size: Option<usize> = None, Limits::POSITIVE;
     }

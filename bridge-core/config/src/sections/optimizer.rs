@@ -37,7 +37,7 @@ section! {
         refused fp8_recipe = None::<Fp8Recipe>, "Mirror of the precision recipe."
             => no_counterpart("the optimizer's copy of model.fp8_recipe, which it does not read").same_as("model.fp8_recipe").upstream(&["tensorwise", "delayed"]);
         refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share the gradient buffer with the mxfp8 gather."
-            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights").execution_only();
         /// Mirror of `model.params_dtype`.
         params_dtype: DType = DType::Float32;
         /// Keep states and master weights in the dtypes that `main_params_dtype`, `exp_avg_dtype`

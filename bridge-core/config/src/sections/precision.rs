@@ -55,7 +55,7 @@ section! {
         refused fp8_multi_head_attention = false, "8-bit multi-head attention."
             => not_built("attention with its projections in the 8 bits of fp8");
         refused fp8_param = None::<bool>, "8-bit parameters."
-            => not_built("weights kept in the 8 bits of fp8").inert(&["false"]);
+            => not_built("weights kept in the 8 bits of fp8").inert(&["false"]).execution_only();
         /// Gather 8-bit parameters.
         fp8_param_gather: bool = false;
         refused fp4 = one_or_null(None, &["e2m1"]), "4-bit format."
@@ -63,7 +63,7 @@ section! {
         refused fp4_recipe = one_or_null(Some("nvfp4"), &["nvfp4", "custom"]), "4-bit scaling."
             => not_built("how the scales of fp4 are chosen");
         refused reuse_grad_buf_for_mxfp8_param_ag = false, "Share gradient buffers with the mxfp8 gather."
-            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights");
+            => not_built("one buffer for gradients and gathered 8-bit weights; there are no 8-bit weights").execution_only();
         /// Constant loss scale.
         loss_scale: Option<f64> = None, Limits::LOSS_SCALE;
         /// First dynamic scale.

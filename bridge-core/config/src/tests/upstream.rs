@@ -357,3 +357,63 @@ fn data_of_the_hub_needs_a_folder() {
     let run = yaml(&text, &["dataset.kind=mock"]).unwrap_or_else(|errors| panic!("{errors}"));
     assert_eq!(run.recipe().dataset.kind, "mock");
 }
+
+#[test]
+fn fields_of_released_recipes_that_ask_for_nothing_are_accepted() {
+    let model = "  moe_flex_dispatcher_num_sms: 24\n  moe_grouped_gemm: true\n  moe_router_dtype: fp32\n  \
+                 moe_router_enable_expert_bias: true\n  mtp_hybrid_override_pattern: '*E'\n  mtp_use_repeated_layer: true\n  \
+                 keep_mtp_spec_in_bf16: true\n  recompute_granularity: full\n  recompute_method: uniform\n  \
+                 recompute_num_layers: 1\n  recompute_modules:\n  - core_attn\n";
+    let rest = "checkpoint:\n  stream_ckpt_dequant: true\nddp:\n  data_parallel_sharding_strategy: optim_grads_params\n  \
+                check_for_large_grads: true\n  delay_wgrad_compute: true\n  reuse_grad_buf_for_mxfp8_param_ag: true\n\
+                validation:\n  eval_interval: 0\n  eval_iters: 0\n\
+                env_vars:\n  NCCL_NVLS_ENABLE: 0\n  PYTORCH_CUDA_ALLOC_CONF: expandable_segments:True\n";
+    let run = with(model, rest).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().validation.eval_interval, None);
+    assert_eq!(run.recipe().model.moe_router_dtype, None);
+    let warnings = run.warnings().join("\n");
+    for listed in ["env_vars = ", "ddp.check_for_large_grads = true", "ddp.delay_wgrad_compute = true"] {
+        assert!(warnings.contains(listed), "{listed}: {warnings}");
+    }
+    // A variable may also be read by code that Bridge has.
+    let errors = with("", "env_vars:\n  MY_SWITCH: 1\n").expect_err("refused");
+    assert!(errors.names("env_vars"), "{errors}");
+    let experts = "  num_moe_experts: 4\n  moe_mlp_glu_interleave_size: 32\n";
+    assert!(with(experts, "").expect_err("refused").names("model.moe_mlp_glu_interleave_size"));
+}
+
+#[test]
+fn stages_as_lists_of_layers_become_letters() {
+    let layout = "  pipeline_model_parallel_size: 2\n  pipeline_model_parallel_layout:\n  - - embedding\n    - decoder\n  \
+                  - - decoder\n    - loss\n";
+    let overrides: Vec<String> = Vec::new();
+    let text = format!("{LEAST}model:\n{GPT}{MODEL}{layout}{DATA}");
+    let run = load_text(&text, Format::Yaml, &overrides, &Kinds::builtin(), &World { size: 2 });
+    let run = run.unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().model.value("pipeline_model_parallel_layout"), Some(Node::string("Et|tL")));
+}
+
+#[test]
+fn data_of_the_hub_is_one_problem() {
+    let data = "dataset:\n  _target_: megatron.bridge.data.builders.gpt_sft.GPTSFTDatasetConfig\n  hf_dataset:\n    \
+                _target_: megatron.bridge.data.sources.hf.HFDatasetSourceConfig\n    dataset_name: squad\n  \
+                enable_offline_packing: true\n  hf_validation_proportion: 0.1\n  offline_packing_specs:\n    \
+                _target_: megatron.bridge.data.packing.config.PackedSequenceSpecs\n    packed_sequence_size: 64\n    \
+                tokenizer_model_name: x\n  preprocessing:\n    \
+                _target_: megatron.bridge.data.sft_processing.ChatSFTPreprocessingConfig\n  seq_length: 32\n";
+    let keys: Vec<_> = problems(with("", data)).into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys, ["dataset.hf_dataset", "dataset.dataset_root"]);
+    let text = format!("{LEAST}model:\n{GPT}{MODEL}{data}");
+    let errors =
+        yaml(&text, &["dataset.dataset_root=records"]).err().map(|errors| errors.to_string()).unwrap_or_default();
+    assert!(!errors.contains("tokenizer_model_name"), "a name for folders is left out: {errors}");
+}
+
+#[test]
+fn codes_are_gathered_only_where_parameters_are_sharded() {
+    let fp8 = "  bf16: true\n  fp8: e4m3\n  fp8_recipe: tensorwise\n  params_dtype: torch.bfloat16\n";
+    let gather = "ddp:\n  fp8_param_gather: true\n";
+    let run = with(fp8, gather).unwrap_or_else(|errors| panic!("{errors}"));
+    assert!(!run.recipe().ddp.fp8_param_gather);
+    assert!(run.warnings().join("\n").contains("ddp.fp8_param_gather = true"), "{:?}", run.warnings());
+}

@@ -83,6 +83,11 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
     Ok(remarks)
 }
 
+/// Leaves out the fields that only one class of data has.
+pub(super) fn keep_shared(entries: &mut Vec<Entry>) {
+    entries.retain(|entry| is_given(&entry.node) || SHARED.contains(&entry.key.as_str()));
+}
+
 /// True for classes of fine-tuning data.
 fn is_of_tuning(class: &str) -> bool {
     class.contains("Finetuning") || class.contains("SFT") || class.contains("HF")

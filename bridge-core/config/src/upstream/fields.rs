@@ -8,7 +8,7 @@ use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
 use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
-use super::entries::{TARGET, is_given};
+use super::entries::{TARGET, is_given, is_true, take};
 
 /// Objects of a running program, and figures that follow from settings: not part of a recipe.
 const HANDLES: &[(&str, &str)] = &[
@@ -79,10 +79,13 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("logger", "mlflow_log_artifacts=true"),
     (
         "tokenizer",
-        "make_vocab_size_divisible_by=1 null_tokenizer_pad_id=-1 pad_vocab_size=true tensor_model_parallel_size=1 \
-         tokenizer_sentencepiece_ignore_extra_whitespaces=true",
+        "make_vocab_size_divisible_by=1 null_tokenizer_pad_id=-1 pad_vocab_size=true pad_vocab_size=false \
+         tensor_model_parallel_size=1 tokenizer_sentencepiece_ignore_extra_whitespaces=true",
     ),
-    ("checkpoint", "ckpt_load_validate_sharding_integrity=true dist_ckpt_workers=1 hf_save_every_n_ranks=1"),
+    (
+        "checkpoint",
+        "ckpt_load_validate_sharding_integrity=true dist_ckpt_workers=1 hf_save_every_n_ranks=1 stream_ckpt_dequant=true",
+    ),
     ("ddp", "megatron_fsdp_version=1 preserve_fp32_weights=true"),
 ];
 
@@ -95,7 +98,7 @@ const EXECUTION: &[(&str, &str)] = &[
          disable_bf16_reduced_precision_matmul disable_parameter_transpose_cache ep_overlap_* \
          fine_grained_* fused_single_qkv_rope fused_residual_* inference_* use_inference_optimized_layers \
          kitchen_attention_backend memory_efficient_layer_norm min_offloaded_tensor_size mlp_chunks_* \
-         moe_deepep_* moe_enable_deepep moe_hybridep_* moe_layer_recompute moe_paged_stash* moe_use_* moe_permute_* \
+         moe_deepep_* moe_enable_deepep moe_flex_dispatcher_num_sms moe_hybridep_* moe_layer_recompute moe_paged_stash* moe_use_* moe_permute_* \
          moe_router_padding_for_fp8 moe_router_padding_for_quantization \
          num_microbatches_with_partial_activation_checkpoints persist_layer_norm pipeline_model_parallel_comm_backend \
          symmetric_ar_type tp_comm_* tp_only_amax_red use_fused_weighted_squared_relu use_mamba_mem_eff_path \
@@ -119,9 +122,26 @@ const EXECUTION: &[(&str, &str)] = &[
         "wandb_* mlflow_* comet_* log_* memory_* runtime_* straggler_* tensorboard_* timing_* save_config_filepath",
     ),
     ("checkpoint", "async_* ckpt_* hf_* dist_ckpt_* fully_parallel_* storage_* use_persistent_* save_tokenizer_assets"),
+    // The permission to run code of a tokenizer; such code is never run.
+    ("tokenizer", "trust_remote_code"),
     ("profiling", "*"),
     ("dataset", "pin_memory persistent_workers memmap_workers defer_* fast_*"),
     ("mixed_precision", "fp8_param_gather reuse_grad_buf_*"),
+];
+
+/// Environment variables of libraries that only CUDA programs use, by the beginning of their names.
+const LIBRARIES: [&str; 11] = [
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN",
+    "NCCL_",
+    "NUM_OF_HYBRID_EP_",
+    "NUM_OF_TOKENS_PER_CHUNK_",
+    "NVLINK_",
+    "NVTE_",
+    "PYTORCH_",
+    "TORCH_NCCL_",
+    "USE_MNNVL",
 ];
 
 /// The rope scaling of Llama 3.1 in older versions, which had it whenever these fields were there.
@@ -153,6 +173,12 @@ const REPLACED: &[(&str, &str)] = &[
     // Recipes set both; the schedule determines the decay.
     ("optimizer.weight_decay", "scheduler.start_weight_decay"),
 ];
+
+/// Settings that turn on sharding by `ddp.data_parallel_sharding_strategy`.
+const FSDP: [&str; 3] = ["ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "ddp.use_custom_fsdp"];
+
+/// Settings that gather parameters as codes of 8 bits.
+const GATHERS_CODES: [(&str, &str); 2] = [("ddp", "fp8_param_gather"), ("mixed_precision", "fp8_param_gather")];
 
 /// The targets of `[comm_overlap]` settings; upstream copies each onto the sections that have it.
 const OVERLAP_TARGETS: [&str; 3] = ["model", "ddp", "optimizer"];
@@ -191,7 +217,7 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
     if is_default || node.is_null() || (defaults.is_empty() && (node.asks_for_nothing() || node.text() == Some(""))) {
         return Fate::Default;
     }
-    if is_execution(section, key) {
+    if is_execution(section, key) || section.is_empty() && key == "env_vars" && is_of_libraries(node) {
         return Fate::Execution;
     }
     Fate::Asks(defaults.first().map(Node::to_inline))
@@ -200,6 +226,12 @@ pub(super) fn fate(section: &str, entry: &Entry) -> Fate {
 /// The words of a table about a section.
 fn of_section(table: &'static [(&str, &str)], section: &str) -> impl Iterator<Item = &'static str> {
     table.iter().filter(move |(of, _)| *of == section).flat_map(|(_, words)| words.split_whitespace())
+}
+
+/// True if every variable in a table belongs to a library that only CUDA programs use.
+fn is_of_libraries(variables: &Node) -> bool {
+    let is_known = |name: &str| LIBRARIES.iter().any(|library| name.starts_with(library));
+    variables.entries().is_some_and(|entries| entries.iter().all(|entry| is_known(&entry.key)))
 }
 
 /// True if no value of the field changes a result.
@@ -275,6 +307,27 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     }
 }
 
+/// Leaves out the gathering of 8-bit codes if ranks have whole parameters; returns `key = value` of
+/// what was left out. Weights of 8-bit layers are then gathered in 16 bits and rounded afterwards.
+pub(super) fn drop_code_gathers(sections: &mut [Entry]) -> Vec<String> {
+    let whole: Node = Data::Table(sections.to_vec()).into();
+    let is = |key: &str, data: &Data| whole.get_path(key).is_some_and(|node| node.data == *data);
+    let shards = Data::String("optim_grads_params".into());
+    if FSDP.iter().any(|key| is(key, &Data::Bool(true))) && is("ddp.data_parallel_sharding_strategy", &shards) {
+        return Vec::new();
+    }
+    let mut dropped = Vec::new();
+    for (section, key) in GATHERS_CODES {
+        if let Some(Data::Table(entries)) = sections.iter_mut().find(|s| s.key == section).map(|s| &mut s.node.data)
+            && is_true(entries, key)
+            && take(entries, key).is_some()
+        {
+            dropped.push(format!("{section}.{key} = true"));
+        }
+    }
+    dropped
+}
+
 /// Leaves out values that upstream derived from the rest of the file.
 pub(super) fn drop_derived(sections: &mut [Entry]) {
     let whole: Node = Data::Table(sections.to_vec()).into();
@@ -289,9 +342,17 @@ pub(super) fn drop_derived(sections: &mut [Entry]) {
         }
     }
     dropped.extend(REPLACED.iter().filter(|(_, other)| given(other).is_some()).map(|(key, _)| *key));
-    if given("model.recompute_granularity").is_none() {
+    if given("model.recompute_granularity").is_none_or(|node| *node != Node::string("selective")) {
         dropped.push("model.recompute_modules");
     }
+    // Upstream shards by this name in its FSDP alone.
+    let has = |key: &str| given(key).is_some_and(|node| node.data == Data::Bool(true));
+    if !FSDP.iter().any(|key| has(key)) {
+        dropped.push("ddp.data_parallel_sharding_strategy");
+    }
+    // Zero is never, which is null here.
+    let is_zero = |key: &&str| given(key).and_then(Node::number) == Some(0.0);
+    dropped.extend(["validation.eval_interval", "train.eval_interval"].iter().filter(|key| is_zero(key)));
     // Without padding, upstream does not read the divisor.
     let pads = given("model.should_pad_vocab").is_some_and(|node| node.data == Data::Bool(true));
     if given("model.vocab_size").is_some() && !pads {

@@ -101,6 +101,7 @@ pub(super) fn translate(root: &mut Node) -> Translated {
         }
     }
     fields::move_overlap(sections);
+    translation.execution.extend(fields::drop_code_gathers(sections));
     fields::drop_derived(sections);
     translation.drop_defaults(sections);
     translation.finish()
@@ -185,15 +186,21 @@ impl Translation {
 
     /// Applies the rules that upstream keeps in the code of a class instead of in its fields.
     fn derive(&mut self, section: &str, class: &str, entries: &mut Vec<Entry>) {
-        let remarks = match section {
-            "model" => models::settings_of(class, entries),
-            "dataset" => datasets::settings_of(class, entries),
-            "peft" => return adapters::settings_of(class, entries),
-            _ => return,
-        };
-        match remarks {
-            Ok(remarks) => self.dropped.extend(remarks),
-            Err(error) => self.errors.push(*error),
+        match section {
+            "model" => match models::settings_of(class, entries) {
+                Ok(remarks) => self.dropped.extend(remarks),
+                Err(error) => self.errors.push(*error),
+            },
+            "dataset" => match datasets::settings_of(class, entries) {
+                Ok(remarks) => self.dropped.extend(remarks),
+                Err(error) => {
+                    self.errors.push(*error);
+                    // The other fields are about the data that was refused.
+                    datasets::keep_shared(entries);
+                }
+            },
+            "peft" => adapters::settings_of(class, entries),
+            _ => {}
         }
     }
 
@@ -255,6 +262,21 @@ impl Translation {
                 });
             });
         }
+    }
+
+    /// Leaves them out of the section `name` and of the tables in it.
+    fn drop_defaults_of(&mut self, name: &str, fields: &[FieldSpec], entries: &mut Vec<Entry>) {
+        entries.retain_mut(|entry| {
+            let field = fields.iter().find(|field| field.name == fields::canonical(name, &entry.key));
+            let Some(field) = field.filter(|_| !is_given(&entry.node)) else {
+                return true;
+            };
+            if let (Some(inner), Data::Table(entries)) = ((field.spec)().section_fields(), &mut entry.node.data) {
+                self.drop_defaults_of(&format!("{name}.{}", entry.key), &inner, entries);
+                return true;
+            }
+            self.keeps(name, field, entry)
+        });
     }
 
     fn keeps(&mut self, section: &str, field: &FieldSpec, entry: &Entry) -> bool {

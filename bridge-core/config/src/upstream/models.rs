@@ -3,7 +3,7 @@
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
-use super::entries::{is_true, number, rename, set, take, text, value};
+use super::entries::{is_given, is_true, number, rename, set, take, text, value};
 
 /// YaRN's fields of latent attention, and the settings of the same meaning.
 const LATENT_YARN: [(&str, &str); 6] = [
@@ -21,6 +21,8 @@ const LATENT_YARN: [(&str, &str); 6] = [
 /// A field without a setting in Bridge that changes the function.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
     let mut remarks = Vec::new();
+    leave_out_idle(entries);
+    layout(entries);
     if text(entries, "softmax_type") == Some("learnable") {
         take(entries, "softmax_type");
         set(entries, "attention_sinks", Data::Bool(true));
@@ -51,6 +53,47 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
         set(entries, "qk_layernorm_scope", Data::String("projection".into()));
     }
     Ok(remarks)
+}
+
+/// Leaves out settings of experts from a model without experts, and those of multi-token prediction
+/// from a model without it. Upstream saves them, but does not read them.
+fn leave_out_idle(entries: &mut Vec<Entry>) {
+    let has_experts = value(entries, "num_moe_experts").is_some();
+    let has_mtp = number(entries, "mtp_num_layers").is_some_and(|layers| layers > 0.0);
+    entries.retain(|entry| {
+        let is_idle = !has_experts && entry.key.starts_with("moe_")
+            || !has_mtp && (entry.key.starts_with("mtp_") || entry.key == "keep_mtp_spec_in_bf16");
+        is_given(&entry.node) || !is_idle
+    });
+    // Behind a slash are the layers of multi-token prediction.
+    for key in ["hybrid_layer_pattern", "hybrid_override_pattern"] {
+        if let (false, Some((layers, _))) = (has_mtp, text(entries, key).and_then(|pattern| pattern.split_once('/'))) {
+            let layers = layers.to_owned();
+            set(entries, key, Data::String(layers));
+        }
+    }
+}
+
+/// Turns a layout that lists the layers of each stage by their names into the letters of each
+/// stage.
+fn layout(entries: &mut Vec<Entry>) {
+    const LAYERS: [(&str, &str); 4] = [("embedding", "E"), ("decoder", "t"), ("mtp", "m"), ("loss", "L")];
+    let key = "pipeline_model_parallel_layout";
+    let letter = |layer: &Node| match &layer.data {
+        Data::String(name) => LAYERS.iter().find(|(known, _)| known == name).map(|(_, letter)| *letter),
+        _ => None,
+    };
+    let stage = |stage: &Node| match &stage.data {
+        Data::List(layers) => layers.iter().map(letter).collect::<Option<String>>(),
+        _ => None,
+    };
+    let stages = match value(entries, key).map(|node| &node.data) {
+        Some(Data::List(stages)) => stages.iter().map(stage).collect::<Option<Vec<String>>>(),
+        _ => None,
+    };
+    if let Some(stages) = stages {
+        set(entries, key, Data::String(stages.join("|")));
+    }
 }
 
 /// Latent attention has its own names for YaRN and its own scale of scores, and rotates pairs of
