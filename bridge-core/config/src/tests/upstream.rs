@@ -394,6 +394,20 @@ fn stages_as_lists_of_layers_become_letters() {
 }
 
 #[test]
+fn the_vocabulary_is_the_tokenizers_where_upstream_takes_it_from_there() {
+    let tokenizer = "tokenizer:\n  _target_: megatron.bridge.training.tokenizers.config.TokenizerConfig\n  \
+                     tokenizer_type: NullTokenizer\n  vocab_size: 1024\n  null_tokenizer_eod_id: null\n  pad_vocab_size: false\n";
+    let (head, _) = LEAST.split_once("tokenizer:").expect("there");
+    let text = format!("{head}{tokenizer}model:\n{GPT}{MODEL}{DATA}").replace("vocab_size: 1000", "vocab_size: 1024");
+    let run = yaml(&text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().tokenizer.vocab_size, Some(1023), "the last of 1024 tokens ends documents");
+    let text = text.replace("pad_vocab_size: false", "use_tokenizer_vocab_size: true");
+    let text = text.replace("  vocab_size: 1024\n  null", "  vocab_size: 500\n  null");
+    let run = yaml(&text, &[]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!((run.recipe().tokenizer.vocab_size, run.recipe().model.vocab_size), (Some(499), None));
+}
+
+#[test]
 fn data_of_the_hub_is_one_problem() {
     let data = "dataset:\n  _target_: megatron.bridge.data.builders.gpt_sft.GPTSFTDatasetConfig\n  hf_dataset:\n    \
                 _target_: megatron.bridge.data.sources.hf.HFDatasetSourceConfig\n    dataset_name: squad\n  \

@@ -10,6 +10,7 @@ mod entries;
 mod fields;
 mod models;
 mod values;
+mod vocabulary;
 
 use super::catalogue::row;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
@@ -95,6 +96,7 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     }
     let mut translation = Translation::default();
     translation.container(sections);
+    vocabulary::settings_of(sections);
     for name in RecipeConfig::names() {
         if let Some(entries) = fields_of(sections, name) {
             translation.section(name, entries);
