@@ -408,6 +408,25 @@ fn the_vocabulary_is_the_tokenizers_where_upstream_takes_it_from_there() {
 }
 
 #[test]
+fn shared_branches_of_experts_are_refused() {
+    let experts = "  num_moe_experts: 4\n  moe_grouped_gemm: true\n";
+    let lora = |rest: &str| {
+        format!(
+            "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 8\n  params_to_save: !!set\n    a.b: null\n{rest}\
+             checkpoint:\n  pretrained_checkpoint: base\n"
+        )
+    };
+    let shares = lora("  share_expert_adapters: true\n");
+    assert!(with("", &shares).is_ok(), "there are no experts");
+    let errors = with(experts, &shares).expect_err("refused");
+    assert!(errors.names("peft.share_expert_adapters"), "{errors}");
+    assert!(with(experts, &lora("")).expect_err("the default").names("peft.share_expert_adapters"));
+    assert!(with(experts, &lora("  share_expert_adapters: false\n")).is_ok());
+    let attention = lora("  share_expert_adapters: true\n  target_modules:\n  - linear_qkv\n  - linear_proj\n");
+    assert!(with(experts, &attention).is_ok(), "experts have no branches");
+}
+
+#[test]
 fn data_of_the_hub_is_one_problem() {
     let data = "dataset:\n  _target_: megatron.bridge.data.builders.gpt_sft.GPTSFTDatasetConfig\n  hf_dataset:\n    \
                 _target_: megatron.bridge.data.sources.hf.HFDatasetSourceConfig\n    dataset_name: squad\n  \

@@ -1,8 +1,9 @@
 //! Upstream's `CanonicalLoRA`, whose targets are parts of fused layers, as
 //! `peft.canonical_mapping`.
 
+use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
-use super::entries::{set, take};
+use super::entries::{TARGET, is_true, set, take, value};
 
 /// Parts of fused layers, and the layer of each.
 const PARTS: [(&str, &str); 5] = [
@@ -16,6 +17,55 @@ const PARTS: [(&str, &str); 5] = [
 /// Targets of `CanonicalLoRA` that a file leaves out.
 const TARGETS: [&str; 7] =
     ["linear_q", "linear_k", "linear_v", "linear_proj", "linear_fc1_up", "linear_fc1_gate", "linear_fc2"];
+
+/// Layers that experts have.
+const OF_EXPERTS: [&str; 2] = ["linear_fc1", "linear_fc2"];
+
+/// Removes upstream's choice of one branch for all experts of a rank. Bridge gives every expert a
+/// branch of its own.
+///
+/// # Errors
+/// Experts of a grouped product whose branches upstream shares, as it does by default and in
+/// versions without the field.
+pub(super) fn share_expert_adapters(sections: &mut [Entry]) -> Result<(), Box<ConfigError>> {
+    let of =
+        |name: &str| sections.iter().find(|section| section.key == name).and_then(|section| section.node.entries());
+    let model = of("model").unwrap_or_default();
+    let inner = value(model, "transformer").and_then(Node::entries).unwrap_or_default();
+    let has_experts = [model, inner]
+        .iter()
+        .any(|entries| value(entries, "num_moe_experts").is_some() && is_true(entries, "moe_grouped_gemm"));
+    let is_of_expert = |target: &str| OF_EXPERTS.iter().any(|layer| target.contains(layer)) || target.ends_with('*');
+    let Some(section) = sections.iter_mut().find(|section| section.key == "peft" && !section.node.is_null()) else {
+        return Ok(());
+    };
+    let at = section.node.location.clone();
+    let Data::Table(entries) = &mut section.node.data else {
+        return Ok(());
+    };
+    if value(entries, TARGET).is_none() {
+        return Ok(());
+    }
+    let given = take(entries, "share_expert_adapters").map(|entry| entry.node);
+    let adapts_experts = match value(entries, "target_modules").map(|node| &node.data) {
+        // No targets mean all layers that are not excluded.
+        Some(Data::List(items)) if !items.is_empty() => {
+            items.iter().any(|item| matches!(&item.data, Data::String(target) if is_of_expert(target)))
+        }
+        _ => true,
+    };
+    if !has_experts || !adapts_experts || given.as_ref().is_some_and(|node| node.data == Data::Bool(false)) {
+        return Ok(());
+    }
+    let message =
+        "one branch for all experts of a rank, which is not implemented: every expert has a branch of its own";
+    let error = ConfigError::new(ErrorKind::NotImplemented, "peft.share_expert_adapters", message)
+        .with_found(if given.is_some() { "true" } else { "no value, which is true" })
+        .with_expected("false")
+        .with_location(given.and_then(|node| node.location).or(at))
+        .with_hint("write share_expert_adapters: false, or leave linear_fc1 and linear_fc2 out of peft.target_modules");
+    Err(Box::new(error))
+}
 
 /// Turns the targets of `CanonicalLoRA` into a mapping; other classes stay as they are.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) {

@@ -20,6 +20,7 @@ const HANDLES: &[(&str, &str)] = &[
     ),
     ("optimizer", "timers use_precision_aware_optimizer_no_fp8_or_ds_fp8"),
     ("dataset", "tokenizer split_matrix mock token_dtype_code"),
+    ("peft", "params_to_save"),
     ("scheduler", "lr_warmup_steps lr_decay_steps wd_incr_steps wsd_decay_steps"),
 ];
 

@@ -97,6 +97,9 @@ pub(super) fn translate(root: &mut Node) -> Translated {
     let mut translation = Translation::default();
     translation.container(sections);
     vocabulary::settings_of(sections);
+    if let Err(error) = adapters::share_expert_adapters(sections) {
+        translation.errors.push(*error);
+    }
     for name in RecipeConfig::names() {
         if let Some(entries) = fields_of(sections, name) {
             translation.section(name, entries);
