@@ -450,3 +450,15 @@ fn codes_are_gathered_only_where_parameters_are_sharded() {
     assert!(!run.recipe().ddp.fp8_param_gather);
     assert!(run.warnings().join("\n").contains("ddp.fp8_param_gather = true"), "{:?}", run.warnings());
 }
+
+#[test]
+fn multi_token_prediction_of_a_hybrid_model_is_one_problem() {
+    let class = "  _target_: megatron.bridge.models.hybrid.hybrid_provider.HybridModelProvider\n";
+    let mtp = "  hybrid_layer_pattern: M-/*-/*-\n  mtp_num_layers: 2\n  mtp_hybrid_override_pattern: '*-'\n  \
+               mtp_use_repeated_layer: true\n  keep_mtp_spec_in_bf16: true\n";
+    let text = format!("{LEAST}model:\n{class}{MODEL}{mtp}{DATA}");
+    let keys: Vec<_> = problems(yaml(&text, &[])).into_iter().map(|(key, ..)| key).collect();
+    assert_eq!(keys, ["model.mtp_num_layers"]);
+    let run = yaml(&text, &["model.mtp_num_layers=null"]).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(run.recipe().model.value("hybrid_override_pattern"), Some(Node::string("M-")));
+}

@@ -21,7 +21,8 @@ const LATENT_YARN: [(&str, &str); 6] = [
 /// A field without a setting in Bridge that changes the function.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
     let mut remarks = Vec::new();
-    leave_out_idle(entries);
+    rename(entries, "hybrid_layer_pattern", "hybrid_override_pattern");
+    leave_out_idle(entries)?;
     layout(entries);
     if text(entries, "softmax_type") == Some("learnable") {
         take(entries, "softmax_type");
@@ -33,7 +34,6 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
     if is_true(entries, "multi_latent_attention") {
         latent(entries);
     }
-    rename(entries, "hybrid_layer_pattern", "hybrid_override_pattern");
     let pattern_layers = text(entries, "hybrid_override_pattern").map(|pattern| pattern.chars().count());
     if let (None, Some(layers)) = (value(entries, "num_layers"), pattern_layers) {
         set(entries, "num_layers", Data::Int(layers as i128));
@@ -57,21 +57,36 @@ pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<S
 
 /// Leaves out settings of experts from a model without experts, and those of multi-token prediction
 /// from a model without it. Upstream saves them, but does not read them.
-fn leave_out_idle(entries: &mut Vec<Entry>) {
+///
+/// # Errors
+/// Multi-token prediction of a hybrid model, whose layers have a pattern of their own.
+fn leave_out_idle(entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> {
     let has_experts = value(entries, "num_moe_experts").is_some();
-    let has_mtp = number(entries, "mtp_num_layers").is_some_and(|layers| layers > 0.0);
+    let depths = value(entries, "mtp_num_layers").filter(|node| node.number() > Some(0.0)).cloned();
+    let pattern = "hybrid_override_pattern";
+    let is_hybrid = value(entries, pattern).is_some();
+    let keeps_mtp = depths.is_some() && !is_hybrid;
     entries.retain(|entry| {
-        let is_idle = !has_experts && entry.key.starts_with("moe_")
-            || !has_mtp && (entry.key.starts_with("mtp_") || entry.key == "keep_mtp_spec_in_bf16");
+        let is_of_mtp = entry.key.starts_with("mtp_") || entry.key == "keep_mtp_spec_in_bf16";
+        let is_idle = !has_experts && entry.key.starts_with("moe_") || !keeps_mtp && is_of_mtp;
         is_given(&entry.node) || !is_idle
     });
     // Behind a slash are the layers of multi-token prediction.
-    for key in ["hybrid_layer_pattern", "hybrid_override_pattern"] {
-        if let (false, Some((layers, _))) = (has_mtp, text(entries, key).and_then(|pattern| pattern.split_once('/'))) {
-            let layers = layers.to_owned();
-            set(entries, key, Data::String(layers));
-        }
+    if let (false, Some((layers, _))) = (keeps_mtp, text(entries, pattern).and_then(|layers| layers.split_once('/'))) {
+        let layers = layers.to_owned();
+        set(entries, pattern, Data::String(layers));
     }
+    let Some(depths) = depths.filter(|_| is_hybrid) else {
+        return Ok(());
+    };
+    let message =
+        "multi-token prediction of a hybrid model, whose layers have a pattern of their own, is not implemented";
+    let error = ConfigError::new(ErrorKind::NotImplemented, "model.mtp_num_layers", message)
+        .with_found_node(&depths)
+        .with_expected("null")
+        .with_location(depths.location)
+        .with_hint("model.mtp_num_layers=null trains without it");
+    Err(Box::new(error))
 }
 
 /// Turns a layout that lists the layers of each stage by their names into the letters of each
