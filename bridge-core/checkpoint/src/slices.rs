@@ -1,4 +1,4 @@
-//! Rectangular slices of row-major tensors: tiling, intersection, contiguous runs. Touches no bytes.
+//! Rectangular slices of row-major tensors: tiling, intersection, runs. Touches no bytes.
 
 use std::fmt;
 use std::ops::Range;

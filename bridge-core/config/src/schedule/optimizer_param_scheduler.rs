@@ -85,7 +85,7 @@ pub struct OptimizerParamSchedulerConfig {
     pub max_lr: f64,
     /// Floor of groups without their own.
     pub min_lr: f64,
-    /// Warm-up length, below `lr_decay_steps`; need not be whole if it is a fraction of the horizon.
+    /// Warm-up length, below `lr_decay_steps`; not whole if it is a fraction of the horizon.
     pub lr_warmup_steps: f64,
     /// Decay horizon, warm-up included.
     pub lr_decay_steps: u64,

@@ -260,27 +260,21 @@ impl Translation {
     /// not have.
     fn drop_defaults(&mut self, sections: &mut [Entry]) {
         for name in RecipeConfig::names() {
-            fields_of(sections, name).into_iter().for_each(|entries| {
-                entries.retain(|entry| {
-                    let row = fields::row_of(name, &entry.key);
-                    row.is_none_or(|row| is_given(&entry.node) || self.keeps(name, &row.field, entry))
-                });
-            });
+            fields_of(sections, name).into_iter().for_each(|entries| self.drop_defaults_of(name, entries));
         }
     }
 
     /// Leaves them out of the section `name` and of the tables in it.
-    fn drop_defaults_of(&mut self, name: &str, fields: &[FieldSpec], entries: &mut Vec<Entry>) {
+    fn drop_defaults_of(&mut self, name: &str, entries: &mut Vec<Entry>) {
         entries.retain_mut(|entry| {
-            let field = fields.iter().find(|field| field.name == fields::canonical(name, &entry.key));
-            let Some(field) = field.filter(|_| !is_given(&entry.node)) else {
+            let Some(row) = fields::row_of(name, &entry.key).filter(|_| !is_given(&entry.node)) else {
                 return true;
             };
-            if let (Some(inner), Data::Table(entries)) = ((field.spec)().section_fields(), &mut entry.node.data) {
-                self.drop_defaults_of(&format!("{name}.{}", entry.key), &inner, entries);
+            if let (true, Data::Table(entries)) = (row.is_section, &mut entry.node.data) {
+                self.drop_defaults_of(&format!("{name}.{}", entry.key), entries);
                 return true;
             }
-            self.keeps(name, field, entry)
+            self.keeps(name, &row.field, entry)
         });
     }
 
