@@ -24,11 +24,12 @@ pub(super) fn encode(
 ) -> Result<EncodedChat, ChatError> {
     let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
     let RenderedChat { text, spans, is_marked } = render_with_spans(template, conversation, is_assistant)?;
-    let tokens = tokenizer.encode_with_offsets(&text)?;
-    let ids = tokens.iter().map(|(id, _)| *id).collect();
-    let says = |spans: &[Span], token: &Range<usize>| span_of(spans, token, is_marked).is_some();
-    let assistant_mask = spans.map(|spans| tokens.iter().map(|(_, token)| says(&spans, token)).collect());
-    Ok(EncodedChat { ids, assistant_mask })
+    let (mut ids, mut mask) = (Vec::new(), Vec::new());
+    tokenizer.encode_with_offsets(&text, &mut |id, token| {
+        ids.push(id);
+        mask.extend(spans.as_ref().ok().map(|spans| span_of(spans, &token, is_marked).is_some()));
+    })?;
+    Ok(EncodedChat { ids, assistant_mask: spans.map(|_| mask) })
 }
 
 pub(super) fn encode_weighted(
@@ -57,8 +58,12 @@ pub(super) fn encode_weighted(
         let message = spans[span].message.or_else(|| said.get(span).or(said.last()).copied())?;
         Some(weight(message))
     };
-    let tokens = tokenizer.encode_with_offsets(&text)?;
-    Ok(tokens.into_iter().map(|(id, token)| (id, weight_of(&token).unwrap_or(0.0))).unzip())
+    let (mut ids, mut of_ids) = (Vec::new(), Vec::new());
+    tokenizer.encode_with_offsets(&text, &mut |id, token| {
+        ids.push(id);
+        of_ids.push(weight_of(&token).unwrap_or(0.0));
+    })?;
+    Ok((ids, of_ids))
 }
 
 /// Bytes that the assistant generates.

@@ -287,10 +287,12 @@ fn bracketed(source: &str, messages: &Value) -> String {
     let text = template.render(&conversation, Ending::Complete).expect("rendered");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/turns_unmarked");
     let tokenizer = HuggingFaceTokenizer::load(&folder).expect("a tokenizer");
-    let tokens = crate::tokenizer::Tokenizer::encode_with_offsets(&tokenizer, &text).expect("ids");
+    let mut tokens = Vec::new();
+    let encoded = tokenizer.encode_with_offsets(&text, &mut |_, bytes| tokens.push(bytes));
+    encoded.expect("ids");
     let mask = template.encode(&conversation, &tokenizer).expect("encoded").assistant_mask.expect("a mask");
     let (mut shown, mut is_in) = (String::new(), false);
-    for ((_, bytes), says) in tokens.iter().zip(mask) {
+    for (bytes, says) in tokens.iter().zip(mask) {
         if says != is_in {
             shown.push(if says { '[' } else { ']' });
             is_in = says;

@@ -80,20 +80,46 @@ impl Classes {
     }
 }
 
-/// The consecutive matches of GPT-2's pattern
-/// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`.
+/// Pattern whose consecutive matches are the words of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pattern {
+    /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
+    Gpt2,
+    /// A pattern of [`CL100K`]. Contractions of any case are words if `contractions` is true; a number has
+    /// at most `digits` digits.
+    Cl100k { contractions: bool, digits: usize },
+}
+
+/// Patterns of the family of OpenAI's `cl100k_base`: those of Llama 3, of Qwen 2 and of Megatron.
+pub(crate) const CL100K: [(&str, Pattern); 3] = [
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        Pattern::Cl100k { contractions: true, digits: 3 },
+    ),
+    (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        Pattern::Cl100k { contractions: true, digits: 1 },
+    ),
+    (
+        r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        Pattern::Cl100k { contractions: false, digits: 1 },
+    ),
+];
+
+/// The consecutive matches of a pattern.
 pub(crate) struct Words<'a> {
     rest: &'a str,
+    pattern: Pattern,
     classes: &'static Classes,
 }
 
 /// A longer word is cut: merging one takes a hundred times its bytes of memory. No text of people
 /// or programs has any.
-const LONGEST_WORD: usize = 1 << 20;
+pub(crate) const LONGEST_WORD: usize = 1 << 20;
 
 /// Splits `text` into words.
-pub(crate) fn words(text: &str) -> Words<'_> {
-    Words { rest: text, classes: &CLASSES }
+pub(crate) fn words(text: &str, pattern: Pattern) -> Words<'_> {
+    Words { rest: text, pattern, classes: &CLASSES }
 }
 
 impl Words<'_> {
@@ -118,7 +144,13 @@ impl Words<'_> {
     }
 
     fn next_length(&self) -> usize {
-        let text = self.rest;
+        match self.pattern {
+            Pattern::Gpt2 => self.gpt2(self.rest),
+            Pattern::Cl100k { contractions, digits } => self.cl100k(self.rest, contractions, digits),
+        }
+    }
+
+    fn gpt2(&self, text: &str) -> usize {
         if let Some(length) = contraction(text.as_bytes()) {
             return length;
         }
@@ -128,6 +160,44 @@ impl Words<'_> {
         {
             return lead + self.run(&text[lead..], class);
         }
+        self.spaces(text)
+    }
+
+    fn cl100k(&self, text: &str, contractions: bool, digits: usize) -> usize {
+        let mut chars = text.chars();
+        let Some(first) = chars.next() else { return 0 };
+        let class = self.classes.class_of(first);
+        if contractions
+            && first == '\''
+            && let Some(length) = contraction_of_any_case(text)
+        {
+            return length;
+        }
+        let behind = first.len_utf8();
+        let next = chars.next().map(|c| self.classes.class_of(c));
+        match class {
+            Class::Letter => self.run(text, Class::Letter),
+            Class::Number => {
+                let numbers = text.chars().take(digits).take_while(|c| self.classes.class_of(*c) == Class::Number);
+                numbers.map(char::len_utf8).sum()
+            }
+            Class::Space | Class::Other if next == Some(Class::Letter) && !matches!(first, '\r' | '\n') => {
+                behind + self.run(&text[behind..], Class::Letter)
+            }
+            Class::Space if first != ' ' || next != Some(Class::Other) => {
+                let spaces = &text[..self.run(text, Class::Space)];
+                spaces.rfind(['\r', '\n']).map_or_else(|| self.spaces(text), |last| last + 1)
+            }
+            Class::Space | Class::Other => {
+                let lead = usize::from(class == Class::Space);
+                let end = lead + self.run(&text[lead..], Class::Other);
+                end + text[end..].bytes().take_while(|byte| matches!(byte, b'\r' | b'\n')).count()
+            }
+        }
+    }
+
+    /// Length of a match of `\s+(?!\S)|\s+`.
+    fn spaces(&self, text: &str) -> usize {
         let spaces = self.run(text, Class::Space);
         if spaces == text.len() {
             return spaces;
@@ -159,6 +229,17 @@ fn contraction(text: &[u8]) -> Option<usize> {
         [b'\'', b'r' | b'v', b'e', ..] | [b'\'', b'l', b'l', ..] => Some(3),
         _ => None,
     }
+}
+
+/// Length of a match of `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; the long s is an s too.
+fn contraction_of_any_case(text: &str) -> Option<usize> {
+    let second = text[1..].chars().next()?;
+    if second == '\u{17f}' {
+        return Some(1 + second.len_utf8());
+    }
+    let bytes = text.as_bytes();
+    let lower = [bytes[0], bytes[1].to_ascii_lowercase(), bytes.get(2).map_or(0, u8::to_ascii_lowercase)];
+    contraction(&lower)
 }
 
 /// A position at or after `from` between a non-space character and a space: no word of the pattern
@@ -205,7 +286,7 @@ mod tests {
     fn words_without_end_are_cut_and_nothing_is_lost() {
         for unit in ["a", "\u{e9}", " ", "1", "\u{1f600}"] {
             let text = format!("one two {} three", unit.repeat((3 * LONGEST_WORD + 7) / unit.len()));
-            for pieces in [words(&text).collect::<Vec<_>>(), bounded(&text)] {
+            for pieces in [words(&text, Pattern::Gpt2).collect::<Vec<_>>(), bounded(&text)] {
                 assert!(pieces.iter().all(|piece| piece.len() <= LONGEST_WORD + 16), "{unit:?}");
                 assert_eq!(pieces.concat(), text);
             }
@@ -218,7 +299,7 @@ mod tests {
 
     #[test]
     fn words_follow_the_pattern() {
-        let cut = |text| words(text).collect::<Vec<_>>();
+        let cut = |text| words(text, Pattern::Gpt2).collect::<Vec<_>>();
         assert_eq!(
             cut("Hello world's  end\n\n x1 !'s"),
             ["Hello", " world", "'s", " ", " end", "\n\n", " x", "1", " !'", "s"]

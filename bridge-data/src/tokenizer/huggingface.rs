@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, Tokenizer as Inner};
 use twox_hash::XxHash3_64;
 
 use super::added::{self, unknown_token};
-use super::fast::FastByteLevel;
+use super::fast::FastBpe;
 use super::special::{self, Named, SpecialNames};
 use super::train::END_OF_TEXT;
 use super::{Case, TiktokenParams, Tokenizer, TokenizerError, byte_level, sentencepiece, tiktoken, wordpiece};
@@ -39,7 +39,7 @@ enum Alphabet {
 /// A tokenizer of the `tokenizers` library.
 pub struct HuggingFaceTokenizer {
     inner: Inner,
-    fast: Option<FastByteLevel>,
+    fast: Option<FastBpe>,
     alphabet: Alphabet,
     vocab_size: usize,
     eod: Option<i64>,
@@ -277,7 +277,7 @@ impl HuggingFaceTokenizer {
         inner.with_truncation(None).map_err(|error| TokenizerError::Encode(error.to_string()))?;
         let prefix = special::prefix(&inner, &companions, bos);
         Ok(Self {
-            fast: FastByteLevel::for_tokenizer(&inner),
+            fast: FastBpe::for_tokenizer(&inner),
             alphabet: alphabet_of(&content),
             vocab_size: largest,
             eod,
@@ -336,27 +336,42 @@ impl HuggingFaceTokenizer {
         }
         Ok(ids)
     }
-}
 
-impl Tokenizer for HuggingFaceTokenizer {
-    fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
-        match &self.fast {
-            Some(fast) => fast.encode(&self.inner, text),
-            None => self.encode_reference(text),
-        }
+    /// True if ids, and offsets too, come from the fast path.
+    #[cfg(test)]
+    pub(crate) fn is_fast(&self) -> [bool; 2] {
+        [self.fast.is_some(), self.fast.as_ref().is_some_and(FastBpe::knows_offsets)]
     }
 
-    fn encode_with_offsets(&self, text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
-        if let Some(fast) = &self.fast {
-            let ids = fast.encode(&self.inner, text)?;
-            if let Some(offsets) = fast.offsets(text, &ids) {
-                return Ok(ids.into_iter().zip(offsets).collect());
-            }
-        }
+    /// The library's ids with their offsets, with which the fast ones must agree.
+    pub(crate) fn offsets_reference(&self, text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
         let encode = || self.inner.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()));
         let encoding = untrusted_io::contained(encode).map_err(TokenizerError::Panicked)??;
         let offsets = encoding.get_offsets().iter().map(|(start, end)| *start..*end);
         Ok(encoding.get_ids().iter().map(|id| i64::from(*id)).zip(offsets).collect())
+    }
+}
+
+impl Tokenizer for HuggingFaceTokenizer {
+    fn encode(&self, text: &str) -> Result<Vec<i64>, TokenizerError> {
+        let Some(fast) = &self.fast else { return self.encode_reference(text) };
+        let mut ids = Vec::with_capacity(text.len() / 4);
+        fast.encode(&self.inner, text, &mut |id, _| ids.push(id))?;
+        Ok(ids)
+    }
+
+    fn encode_with_offsets(
+        &self,
+        text: &str,
+        on_token: &mut dyn FnMut(i64, Range<usize>),
+    ) -> Result<(), TokenizerError> {
+        if let Some(fast) = self.fast.as_ref().filter(|fast| fast.knows_offsets()) {
+            return fast.encode(&self.inner, text, on_token);
+        }
+        for (id, bytes) in self.offsets_reference(text)? {
+            on_token(id, bytes);
+        }
+        Ok(())
     }
 
     fn companion(&self, name: &str) -> Option<&str> {
@@ -439,7 +454,7 @@ impl Tokenizer for HuggingFaceTokenizer {
     }
 
     fn split_point(&self, text: &str, from: usize) -> Option<usize> {
-        self.fast.as_ref().and_then(|_| byte_level::split_point(text, from))
+        self.fast.as_ref().filter(|fast| fast.is_gpt2()).and_then(|_| byte_level::split_point(text, from))
     }
 }
 

@@ -78,12 +78,16 @@ pub trait Tokenizer: Send + Sync {
     /// The folder cannot be made or written.
     fn save_assets(&self, folder: &Path) -> Result<(), TokenizerError>;
 
-    /// The ids of `text`, each with its byte range in the text. A character of several ids belongs
-    /// to each of them.
+    /// Calls `on_token` with the ids of `text` in order, each with the bytes of the text that it
+    /// stands for. A character of several ids belongs to each of them.
     ///
     /// # Errors
-    /// If the tokenizer cannot encode the text, or does not support offsets.
-    fn encode_with_offsets(&self, _text: &str) -> Result<Vec<(i64, Range<usize>)>, TokenizerError> {
+    /// If the tokenizer has no ids for the text, or does not know where they come from.
+    fn encode_with_offsets(
+        &self,
+        _text: &str,
+        _on_token: &mut dyn FnMut(i64, Range<usize>),
+    ) -> Result<(), TokenizerError> {
         Err(TokenizerError::Encode("this tokenizer does not tell which text its ids stand for".to_owned()))
     }
 
@@ -109,5 +113,7 @@ pub fn require_eod(tokenizer: &dyn Tokenizer) -> Result<i64, TokenizerError> {
         .ok_or_else(|| TokenizerError::NoEndOfDocument { tokenizer: tokenizer.unique_identifier().to_string() })
 }
 
+#[cfg(test)]
+mod fast_tests;
 #[cfg(test)]
 mod tests;

@@ -86,7 +86,7 @@ pub fn train_byte_level_bpe_until(
             byte_level::to_chars(word, &mut chars);
             chars
         };
-        Ok(byte_level::words(text).map(word).collect())
+        Ok(byte_level::words(text, byte_level::Pattern::Gpt2).map(word).collect())
     };
     trainer.feed(text, words_of).map_err(failed)?;
     let (model, special) = merge(trainer, cancelled)?;
