@@ -288,8 +288,8 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/moe/latent_size" => json!(16),
             "/moe/num_groups" | "/moe/group_topk" | "/moe/group_score_topk" => json!(2),
             "/moe/score_function" => json!(if value == "softmax" { "sigmoid" } else { "softmax" }),
-            "/moe/dispatcher" => json!("all_to_all"),
-            "/moe/router_precision" => json!("float64"),
+            "/moe/dispatcher" => json!("alltoall"),
+            "/moe/router_precision" => json!("fp64"),
             "/moe/capacity_factor" => json!(1.25),
             "/moe/drop_policy" => json!("position"),
             other => panic!("{other}: give another value than {value}"),
@@ -308,7 +308,7 @@ fn each_setting_of_a_decoder_is_written_or_refused() {
         let moe = json!({
             "num_experts": 4, "layers": "all", "ffn_hidden_size": 8, "shared_expert_intermediate_size": null, "topk": 2,
             "pre_softmax": false, "topk_scaling_factor": null, "aux_loss_coeff": 0.0,
-            "z_loss_coeff": 0.0, "dispatcher": "all_gather",
+            "z_loss_coeff": 0.0, "dispatcher": "allgather",
         });
         changed.push(("/moe".into(), moe));
         assert!(changed.len() > 30, "{changed:?}");
