@@ -135,6 +135,10 @@ impl FastBpe {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let is_nfc = is_nfc_normalizer(&normalizer);
         let splitter = splitter_of(tokenizer, model, if is_nfc { &Value::Null } else { &normalizer })?;
+        // The library, which encodes sections that are not NFC, would take each for the text's start.
+        if is_nfc && matches!(splitter, Splitter::Blanks { prefix: Prefix::MissingAtStart, .. }) {
+            return None;
+        }
         let mut groups = [Vec::new(), Vec::new()];
         for (id, token) in tokenizer.get_added_tokens_decoder() {
             let has_space = token.content.contains(char::is_whitespace);
@@ -154,8 +158,23 @@ impl FastBpe {
         }
         let [raw, normalized] = groups
             .map(|group| AddedTokens::new(group.into_iter().map(|(token, id, ..)| (token, id)).collect::<Vec<_>>()));
-        let knows_offsets = is_complete(model, &splitter) && (is_gpt2 || keeps_offsets(tokenizer.get_post_processor()));
-        Some(Self { added: [raw?, normalized?], splitter, is_nfc, knows_offsets, caches: Mutex::default() })
+        let never_trims = is_gpt2 && !is_nfc || keeps_offsets(tokenizer.get_post_processor());
+        let knows_offsets = is_complete(model, &splitter) && never_trims;
+        let fast = Self { added: [raw?, normalized?], splitter, is_nfc, knows_offsets, caches: Mutex::default() };
+        (normalizer.is_null() || fast.matches_added_tokens(tokenizer)).then_some(fast)
+    }
+
+    /// True if added tokens are found where the library finds them. It may not: of a token that is
+    /// registered twice it matches the first, and reports the last.
+    fn matches_added_tokens(&self, tokenizer: &Inner) -> bool {
+        tokenizer.get_added_tokens_decoder().values().all(|token| {
+            let text = format!("x{}x", token.content);
+            let mut ids = Vec::new();
+            let encoded = self.encode(tokenizer, &text, &mut |id, _| ids.push(id));
+            let library = untrusted_io::contained(|| tokenizer.encode_fast(text.as_str(), false));
+            encoded.is_ok()
+                && matches!(library, Ok(Ok(library)) if library.get_ids().iter().map(|id| i64::from(*id)).eq(ids))
+        })
     }
 
     /// True if [`Self::encode`] gives the offsets of the library.
@@ -227,7 +246,7 @@ impl Encoder<'_> {
             return self.by_library(text, start);
         }
         let mut at = 0;
-        for piece in composed_alone(text).flat_map(bounded_word) {
+        for piece in composed_alone(text) {
             match is_below_combining(piece) || is_nfc(piece) {
                 true => self.words(piece, start + at)?,
                 false => self.by_library(piece, start + at)?,
@@ -279,10 +298,15 @@ impl Encoder<'_> {
 
     /// Encodes text that the library has to normalize.
     fn by_library(&mut self, text: &str, start: usize) -> Result<(), TokenizerError> {
-        let encode = || self.tokenizer.encode(text, false).map_err(|error| TokenizerError::Encode(error.to_string()));
-        let encoding = untrusted_io::contained(encode).map_err(TokenizerError::Panicked)??;
-        for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
-            (self.on_token)(i64::from(*id), start + from..start + to);
+        let mut at = start;
+        for piece in byte_level::bounded(text) {
+            let encode =
+                || self.tokenizer.encode(piece, false).map_err(|error| TokenizerError::Encode(error.to_string()));
+            let encoding = untrusted_io::contained(encode).map_err(TokenizerError::Panicked)??;
+            for (id, (from, to)) in encoding.get_ids().iter().zip(encoding.get_offsets()) {
+                (self.on_token)(i64::from(*id), at + from..at + to);
+            }
+            at += piece.len();
         }
         Ok(())
     }
@@ -454,10 +478,11 @@ fn splitter_of(tokenizer: &Inner, model: &BPE, normalizer: &Value) -> Option<Spl
     if let Splitter::Blanks { every, .. } = splitter {
         let vocab = model.get_vocab();
         let crosses = |token: &String| token.trim_start_matches(BLANK).contains(BLANK);
-        // Words are merged alone only if no token reaches into the next one.
+        // Words are merged alone only if no token reaches into the next one, and if the model does not
+        // look for the whole text in its vocabulary.
         if !no_affixes
             || !vocab.contains_key(BLANK.encode_utf8(&mut [0; 4]) as &str)
-            || !every && vocab.keys().any(crosses)
+            || !every && (model.ignore_merges || vocab.keys().any(crosses))
         {
             return None;
         }

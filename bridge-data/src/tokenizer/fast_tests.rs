@@ -6,12 +6,13 @@ use std::sync::LazyLock;
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use tokenizers::{AddedToken, Tokenizer as Inner};
 
 use super::byte_level::CL100K;
 use super::*;
 
 /// Pieces of text that patterns, normalizers and added tokens tell apart.
-const PIECES: [&str; 72] = [
+const PIECES: [&str; 73] = [
     "a",
     "B",
     "word",
@@ -78,6 +79,7 @@ const PIECES: [&str; 72] = [
     "\u{10ffff}",
     "<t>",
     "<x>",
+    "<r>",
     "<",
     "x>",
     "<s>",
@@ -190,8 +192,50 @@ static TOKENIZERS: LazyLock<Vec<(String, HuggingFaceTokenizer)>> = LazyLock::new
     made
 });
 
+/// Tokenizers that look like those of the fast path and that the library reads otherwise.
+static UNUSUAL: LazyLock<Vec<(String, HuggingFaceTokenizer)>> = LazyLock::new(|| {
+    let nfc = json!({ "type": "NFC" });
+    let words = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
+    let parsed = |tokenizer: &Value| -> Inner { tokenizer.to_string().parse().expect("a tokenizer") };
+    let of_json =
+        |tokenizer: &Value| HuggingFaceTokenizer::from_parts(parsed(tokenizer), Vec::new()).expect("a tokenizer");
+    let mut made = Vec::new();
+    for (name, tokenizer) in byte_tokenizers().into_iter().chain(blank_tokenizers()) {
+        let json: Value = serde_json::from_str(tokenizer.json()).expect("JSON");
+        if name.starts_with("bytes 4") {
+            let mut trimmed = json.clone();
+            (trimmed["normalizer"], trimmed["post_processor"]) = (nfc.clone(), words.clone());
+            made.push((format!("{name}, NFC and trimmed"), of_json(&trimmed)));
+        }
+        if json["pre_tokenizer"]["prepend_scheme"] == "first" {
+            let mut composed = json.clone();
+            composed["normalizer"] = nfc.clone();
+            made.push((format!("{name}, NFC"), of_json(&composed)));
+        }
+        if name.starts_with("blanks") {
+            let mut whole = json.clone();
+            whole["model"]["ignore_merges"] = true.into();
+            let size = whole["model"]["vocab"].as_object().map_or(0, |vocab| vocab.len()) + 100;
+            whole["model"]["vocab"]["\u{2581}\u{4f60}\u{597d}"] = size.into();
+            made.push((format!("{name}, whole words"), of_json(&whole)));
+        }
+        if json["normalizer"].is_object() {
+            let mut inner = parsed(&json);
+            let twice =
+                [AddedToken::from("<x>", true).normalized(true), AddedToken::from("<r>", true).normalized(true)];
+            inner.add_special_tokens(&twice);
+            inner.add_special_tokens(&[AddedToken::from("<r>", true).normalized(false)]);
+            made.push((
+                format!("{name}, twice"),
+                HuggingFaceTokenizer::from_parts(inner, Vec::new()).expect("a tokenizer"),
+            ));
+        }
+    }
+    made
+});
+
 fn compare(text: &str) {
-    for (name, tokenizer) in &*TOKENIZERS {
+    for (name, tokenizer) in TOKENIZERS.iter().chain(&*UNUSUAL) {
         let expected = tokenizer.offsets_reference(text).expect("encodable");
         let mut found = Vec::new();
         tokenizer.encode_with_offsets(text, &mut |id, bytes| found.push((id, bytes))).expect("encodable");
