@@ -231,7 +231,10 @@ pub(crate) fn enter_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
 
 /// Messages of [`Regions::leave`] for tokens with `row` bytes each.
 pub(crate) fn leave_exchanges(row: u64, work: &Workload) -> Vec<Exchange> {
-    border_exchanges(row, work, [PassKind::Backward, PassKind::Forward])
+    let mut exchanges = border_exchanges(row, work, [PassKind::Backward, PassKind::Forward]);
+    // Forward comes first, as in a step.
+    exchanges.reverse();
+    exchanges
 }
 
 /// Messages at a border of a tensor-parallel region: in one pass the stream is gathered, in the
