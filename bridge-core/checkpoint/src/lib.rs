@@ -39,8 +39,8 @@
 //! part in any other layout, and only its bytes. While the first rank searches for the checkpoint
 //! to load, all ranks verify their share of its files ([`verify_with_all_ranks`]).
 //!
-//! A checkpoint can also be written in pieces ([`LocalCheckpointWriter`]), a rank's in a folder of its own
-//! machine, and put together again ([`assemble`]).
+//! A checkpoint can also be written in pieces ([`LocalCheckpointWriter`]), a rank's in a folder of
+//! its own machine, and put together again ([`assemble`]).
 //!
 //! # Writing and reading
 //!

@@ -43,15 +43,16 @@ pub struct DistributionSettings {
     /// Backward continues while gradients are reduced. Otherwise the rank waits for the reduction:
     /// once at the end of the step or, where gradients are divided, after each segment.
     pub overlap_grad_reduce: bool,
-    /// The collective divides gradients by the number of data-parallel ranks. Otherwise the loss was
-    /// divided, and gradients are summed.
+    /// The collective divides gradients by the number of data-parallel ranks. Otherwise the loss
+    /// was divided, and gradients are summed.
     pub average_in_collective: bool,
     /// Parameters are gathered while the next forward pass runs; those of the next region while one
     /// runs, where they are sharded. Otherwise they are gathered before the step ends; those of a
     /// region just before it runs, where they are sharded.
     pub overlap_param_gather: bool,
     /// Sharded weights that their layers cast to 8 bits with one scale are gathered as 8-bit codes,
-    /// to which ranks cast their shards. Otherwise they are gathered as values, as other parameters.
+    /// to which ranks cast their shards. Otherwise they are gathered as values, as other
+    /// parameters.
     pub fp8_param_gather: bool,
 }
 

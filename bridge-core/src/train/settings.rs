@@ -64,8 +64,8 @@ pub(in crate::train) fn standard_overrides(config: &RunConfig) -> StandardOverri
         true => GroupSettings {
             max_lr: Some(optimizer.lr / width),
             min_lr: Some(optimizer.min_lr / width),
-            // Gradients shrink with the width, and so do the roots that epsilon is added to (Yang et
-            // al., arXiv:2203.03466, appendix B.3).
+            // Gradients shrink with the width, and so do the roots that epsilon is added to (Yang
+            // et al., arXiv:2203.03466, appendix B.3).
             eps_mult: 1.0 / width,
             ..GroupSettings::default()
         },

@@ -85,8 +85,8 @@ impl Classes {
 pub(crate) enum Pattern {
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
-    /// A pattern of [`CL100K`]. Contractions of any case are words if `contractions` is true; a number has
-    /// at most `digits` digits.
+    /// A pattern of [`CL100K`]. Contractions of any case are words if `contractions` is true; a
+    /// number has at most `digits` digits.
     Cl100k { contractions: bool, digits: usize },
 }
 

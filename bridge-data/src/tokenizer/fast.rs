@@ -135,7 +135,8 @@ impl FastBpe {
         let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
         let is_nfc = is_nfc_normalizer(&normalizer);
         let splitter = splitter_of(tokenizer, model, if is_nfc { &Value::Null } else { &normalizer })?;
-        // The library, which encodes sections that are not NFC, would take each for the text's start.
+        // The library, which encodes sections that are not NFC, would take each for the text's
+        // start.
         if is_nfc && matches!(splitter, Splitter::Blanks { prefix: Prefix::MissingAtStart, .. }) {
             return None;
         }
@@ -478,8 +479,8 @@ fn splitter_of(tokenizer: &Inner, model: &BPE, normalizer: &Value) -> Option<Spl
     if let Splitter::Blanks { every, .. } = splitter {
         let vocab = model.get_vocab();
         let crosses = |token: &String| token.trim_start_matches(BLANK).contains(BLANK);
-        // Words are merged alone only if no token reaches into the next one, and if the model does not
-        // look for the whole text in its vocabulary.
+        // Words are merged alone only if no token reaches into the next one, and if the model does
+        // not look for the whole text in its vocabulary.
         if !no_affixes
             || !vocab.contains_key(BLANK.encode_utf8(&mut [0; 4]) as &str)
             || !every && (model.ignore_merges || vocab.keys().any(crosses))

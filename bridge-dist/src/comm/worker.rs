@@ -55,8 +55,8 @@ pub trait GroupMember {
     }
 }
 
-/// The methods of a [`Communicator`](super::Communicator) that is a member of a group, with a lane for
-/// blocking collectives behind a lock, and another one in the background.
+/// The methods of a [`Communicator`](super::Communicator) that is a member of a group, with a lane
+/// for blocking collectives behind a lock, and another one in the background.
 #[macro_export]
 macro_rules! delegate_to_lanes {
     ($member:ident: $Member:ty) => {

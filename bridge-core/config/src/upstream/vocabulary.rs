@@ -18,8 +18,8 @@ pub(super) fn settings_of(sections: &mut [Entry]) {
     let size = value(entries, "vocab_size").map(|node| node.data.clone());
     let has_eod = entries.iter().any(|entry| entry.key == "null_tokenizer_eod_id");
     let of_model = sections[model].node.entries().and_then(|entries| value(entries, "vocab_size"));
-    // Upstream's tokenizer of N tokens ends documents with token N - 1. Bridge's ends them with token
-    // N, as Megatron's did before it had this field, and so does not fit into N rows.
+    // Upstream's tokenizer of N tokens ends documents with token N - 1. Bridge's ends them with
+    // token N, as Megatron's did before it had this field, and so does not fit into N rows.
     let is_counted = has_eod || of_model.is_some_and(|node| Some(&node.data) == size.as_ref());
     if let (true, true, Some(Data::Int(size))) = (is_null, is_counted, size)
         && let Data::Table(entries) = &mut sections[tokenizer].node.data

@@ -150,7 +150,7 @@ struct Planner<'a> {
     options: &'a SearchOptions,
     counts: SearchCounts,
     refusals: BTreeMap<String, usize>,
-    /// Of the layouts that do not fit, the one that needs the least memory.
+    /// The layout that needs the least memory of those that do not fit.
     smallest: Option<PlannedLayout>,
 }
 

@@ -56,7 +56,8 @@ pub trait RegionHooks {
         Ok(())
     }
 
-    /// The parameters of these segments are not used until the next [`before_region`](Self::before_region).
+    /// The parameters of these segments are not used until the next
+    /// [`before_region`](Self::before_region).
     fn parameters_unused(&mut self, _chunk: &mut dyn ModelChunk, _segments: &Range<usize>) {}
 
     /// Turns the loss sum into the scalar to differentiate.

@@ -31,7 +31,8 @@ fn make_folder_of(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)
 }
 
-/// Gives a file this content in one step, because others may read it. The folder is made if need be.
+/// Gives a file this content in one step, because others may read it. The folder is made if need
+/// be.
 pub(super) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     replace_with(path, |file| file.write_all(content))
 }

@@ -1,6 +1,6 @@
-//! NonPersistentSaves saves, between the persistent ones (`checkpoint.non_persistent_*`): where they lie,
-//! how they are made, and which of them a run starts from. They belong to one run, which the folder
-//! of its persistent checkpoints names.
+//! Temporary saves, between the persistent ones (`checkpoint.non_persistent_*`): where
+//! they lie, how they are made, and which of them a run starts from. They belong to one run, which
+//! the folder of its persistent checkpoints names.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ const FOLDER: &str = "non_persistent";
 /// The file system of a machine's memory.
 const MEMORY: &str = "/dev/shm";
 
-/// SaveLocation of temporary saves.
+/// Place of temporary saves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum SaveLocation {
     /// One folder for all ranks.
@@ -36,7 +36,8 @@ enum SaveLocation {
 }
 
 impl SaveLocation {
-    /// SaveLocation of the saves of the run `identity`; `None` if the recipe asks for no temporary saves.
+    /// Place of the saves of the run `identity`; `None` if the recipe asks for no temporary
+    /// saves.
     fn from_config(settings: &CheckpointConfig, identity: &str) -> Option<Self> {
         let save = settings.save.as_deref()?;
         Some(match settings.non_persistent_ckpt_type? {
@@ -73,9 +74,9 @@ enum Writer {
 }
 
 impl NonPersistentSaves {
-    /// NonPersistentSaves saves of a configuration; `None` if it asks for none. Saves that are newer than
-    /// `start`, where the run resumes, are of abandoned steps: they are deleted. All ranks call
-    /// this together.
+    /// Temporary saves of a configuration; `None` if it asks for none. Saves that are
+    /// newer than `start`, where the run resumes, are of abandoned steps: they are deleted. All
+    /// ranks call this together.
     pub(in crate::train) fn open(
         config: &RunConfig,
         groups: &ProcessGroups,
@@ -121,7 +122,7 @@ impl NonPersistentSaves {
         Ok(Some(Self { writer, place, told, is_first }))
     }
 
-    /// SaveLocation in words.
+    /// The place in words.
     pub(in crate::train) fn told(&self) -> &str {
         &self.told
     }
@@ -254,8 +255,8 @@ fn find_global(
         match found {
             Ok(Resolution::Found(found)) => (Some(found.checkpoint.iteration()), Vec::new()),
             Ok(Resolution::NothingFound { .. }) => (None, Vec::new()),
-            // NonPersistentSaves saves only save steps: without them the run resumes from the persistent
-            // ones.
+            // Temporary saves only save steps: without them the run resumes from the
+            // persistent ones.
             Err(error) => (None, vec![format!("temporary saves: {error}")]),
         }
     })?;

@@ -1,6 +1,6 @@
 //! NVIDIA's libraries, loaded when a recipe asks for what they do: the management library (energy,
-//! memory), and marks for its profiler. Errors are what people read about a missing library or device,
-//! or the answer of a function.
+//! memory), and marks for its profiler. Errors are what people read about a missing library or
+//! device, or the answer of a function.
 
 mod nvml;
 mod nvtx;

@@ -1,6 +1,6 @@
-//! Trackers with a server. MLflow gets every figure that TensorBoard shows, the settings, the recipe,
-//! and at the end the loss curve and the tokenizer (`logger.mlflow_*`). OpenTelemetry gets the
-//! figures as gauges and a span for each step, at a collector (`logger.otlp_endpoint`).
+//! Trackers with a server. MLflow gets every figure that TensorBoard shows, the settings, the
+//! recipe, and at the end the loss curve and the tokenizer (`logger.mlflow_*`). OpenTelemetry gets
+//! the figures as gauges and a span for each step, at a collector (`logger.otlp_endpoint`).
 
 use std::path::PathBuf;
 
