@@ -144,7 +144,7 @@ impl NcclCommunicator {
     /// NCCL communicator too.
     ///
     /// # Errors
-    /// See [`CommErrorKind`](super::CommErrorKind).
+    /// See [`CommErrorKind`](bridge_dist::comm::CommErrorKind).
     pub fn split_devices(&self, color: Option<usize>, key: usize, name: &str) -> Result<Option<Self>, CommError> {
         Ok(self.staged.split_staged(color, key, name)?.map(Self::new))
     }
