@@ -5,7 +5,7 @@
 use super::changes::{MODEL, changes, concerns};
 use super::choice::TokenizerType;
 use super::error::{ConfigError, ConfigErrors, ErrorKind};
-use super::node::{Location, Node};
+use super::node::{Entry, Location, Node};
 use super::raw::RawConfig;
 use super::reader::Reader;
 use super::saved::{Places, SavedRecipe};
@@ -102,7 +102,7 @@ impl Taking<'_> {
         let differing: Vec<String> =
             changes(self.saved, self.recipe.recipe()).into_iter().map(|change| change.key).collect();
         let saved = self.saved.model.to_node();
-        for name in saved.entries().unwrap_or_default().iter().map(|entry| &entry.key) {
+        for Entry { key: name, node, .. } in saved.entries().unwrap_or_default() {
             let key = format!("{MODEL}{name}");
             let is_said = self.recipe.is_explicit(&key);
             let is_kept = match concerns(&key) {
@@ -111,7 +111,7 @@ impl Taking<'_> {
                 Concerns::Function => is_said && self.recipe.checkpoint.allow_model_changes.contains(name),
             };
             if !is_kept {
-                self.take_of_model(name, is_said && differing.contains(&key));
+                self.take_of_model(name, node, is_said && differing.contains(&key));
             }
         }
         // Remove settings that only another kind of model has.
@@ -124,16 +124,16 @@ impl Taking<'_> {
     /// Takes the layout of ranks.
     fn layout(&mut self) {
         let fields = TransformerConfig::fields().into_iter().filter(|field| field.groups.contains(&Group::Layout));
+        let (own, saved) = (self.recipe.recipe().model.to_node(), self.saved.model.to_node());
         for name in fields.map(|field| field.name) {
-            let key = format!("{MODEL}{name}");
-            let is_other = self.recipe.recipe().model.value(name) != self.saved.model.value(name);
-            self.take_of_model(name, is_other && self.recipe.is_explicit(&key));
+            let Some(value) = saved.get(name) else { continue };
+            let is_explicit = self.recipe.is_explicit(&format!("{MODEL}{name}"));
+            self.take_of_model(name, value, own.get(name) != Some(value) && is_explicit);
         }
     }
 
-    /// Takes one setting of `[model]`.
-    fn take_of_model(&mut self, name: &str, is_overruled: bool) {
-        let Some(value) = self.saved.model.value(name) else { return };
+    /// Takes the checkpoint's value of one setting of `[model]`.
+    fn take_of_model(&mut self, name: &str, value: &Node, is_overruled: bool) {
         let key = format!("{MODEL}{name}");
         if is_overruled {
             let own = self.recipe.recipe().model.value(name).map_or_else(|| "null".into(), |value| value.to_inline());
@@ -142,7 +142,7 @@ impl Taking<'_> {
         let kinds = self.taken.kinds().clone();
         // A value that was written by a recipe of the same table has its type.
         let mut reader = Reader::new(&kinds);
-        self.taken.model.assign(name, &value, &mut reader);
+        self.taken.model.assign(name, value, &mut reader);
         self.taken.origins.insert(key, Some(self.location()));
     }
 

@@ -1,5 +1,5 @@
-//! Signs of life of a rank and its progress, which another thread may look at while the rank works.
-//! Who looks, and what follows, is not decided here.
+//! Signs of life of a rank and its progress, which another thread may read while the rank works.
+//! Readers decide what follows.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::{Duration, Instant};

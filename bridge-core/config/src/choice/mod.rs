@@ -1,16 +1,15 @@
 //! The macros of choices; the folder has every enumeration of the configuration. Rules do not
 //! belong here.
 
-/// Makes settings of enumerations of crates below this one, whose variants are written as names.
+/// Makes settings of enums whose variants are written as names; names after `|` are accepted too.
 macro_rules! settings {
-    ($( $Type:ty { $( $Variant:ident = $text:literal ),+ $(,)? } )+) => {$(
+    ($( $Type:ty { $( $Variant:ident = $text:literal $(| $other:literal)* ),+ $(,)? } )+) => {$(
         impl $crate::field::Field for $Type {
             fn read(node: &$crate::node::Node, reader: &mut $crate::reader::Reader<'_>) -> Option<Self> {
-                let named = match &node.data {
-                    $( $crate::node::Data::String(text) if text == $text => Some(Self::$Variant), )+
-                    _ => None,
-                };
-                named.or_else(|| reader.wrong_type(node, &Self::spec()))
+                match node.text() {
+                    $( Some($text $(| $other)*) => Some(Self::$Variant), )+
+                    _ => reader.wrong_type(node, &Self::spec()),
+                }
             }
             fn write(&self) -> $crate::node::Node {
                 $crate::node::Node::string(match self { $( Self::$Variant => $text, )+ })
@@ -66,27 +65,7 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::field::Field for $Name {
-            fn read(
-                node: &$crate::node::Node,
-                reader: &mut $crate::reader::Reader<'_>,
-            ) -> Option<Self> {
-                let named = match &node.data {
-                    $crate::node::Data::String(text) => Self::from_name(text),
-                    _ => None,
-                };
-                match named {
-                    Some(choice) => Some(choice),
-                    None => reader.wrong_type(node, &Self::spec()),
-                }
-            }
-            fn write(&self) -> $crate::node::Node {
-                $crate::node::Node::string(self.as_str())
-            }
-            fn spec() -> $crate::spec::TypeSpec {
-                $crate::spec::TypeSpec::Choice(Self::NAMES)
-            }
-        }
+        settings! { $Name { $( $Variant = $text $(| $other)* ),+ } }
     )+};
 }
 

@@ -1,6 +1,7 @@
 //! Stage 4: the rules of `[peft]`, `[dpo]` and `[distillation]`.
 
 use super::super::choice::{AdapterInit, BaseQuantization};
+use super::super::kinds::FINETUNING;
 use super::super::sections::PeftConfig;
 use super::Draft;
 
@@ -47,7 +48,7 @@ fn preferences(draft: &mut Draft<'_>) {
     }
     let kind = draft.recipe.dataset.kind.clone();
     draft.require(
-        kind == "finetuning",
+        kind == FINETUNING,
         "dataset.kind",
         "must be \"finetuning\" with [dpo], whose data are lines of preferences",
     );

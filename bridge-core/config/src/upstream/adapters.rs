@@ -3,7 +3,7 @@
 
 use super::super::error::{ConfigError, ErrorKind};
 use super::super::node::{Data, Entry, Node};
-use super::entries::{TARGET, is_true, set, take, value};
+use super::entries::{TARGET, fields_of, is_true, set, take, value};
 
 /// Parts of fused layers, and the layer of each.
 const PARTS: [(&str, &str); 5] = [
@@ -28,19 +28,14 @@ const OF_EXPERTS: [&str; 2] = ["linear_fc1", "linear_fc2"];
 /// Experts of a grouped product whose branches upstream shares, as it does by default and in
 /// versions without the field.
 pub(super) fn share_expert_adapters(sections: &mut [Entry]) -> Result<(), Box<ConfigError>> {
-    let of =
-        |name: &str| sections.iter().find(|section| section.key == name).and_then(|section| section.node.entries());
-    let model = of("model").unwrap_or_default();
+    let model = value(sections, "model").and_then(Node::entries).unwrap_or_default();
     let inner = value(model, "transformer").and_then(Node::entries).unwrap_or_default();
     let has_experts = [model, inner]
         .iter()
         .any(|entries| value(entries, "num_moe_experts").is_some() && is_true(entries, "moe_grouped_gemm"));
     let is_of_expert = |target: &str| OF_EXPERTS.iter().any(|layer| target.contains(layer)) || target.ends_with('*');
-    let Some(section) = sections.iter_mut().find(|section| section.key == "peft" && !section.node.is_null()) else {
-        return Ok(());
-    };
-    let at = section.node.location.clone();
-    let Data::Table(entries) = &mut section.node.data else {
+    let at = value(sections, "peft").and_then(|section| section.location.clone());
+    let Some(entries) = fields_of(sections, "peft") else {
         return Ok(());
     };
     if value(entries, TARGET).is_none() {
@@ -49,9 +44,7 @@ pub(super) fn share_expert_adapters(sections: &mut [Entry]) -> Result<(), Box<Co
     let given = take(entries, "share_expert_adapters").map(|entry| entry.node);
     let adapts_experts = match value(entries, "target_modules").map(|node| &node.data) {
         // No targets mean all layers that are not excluded.
-        Some(Data::List(items)) if !items.is_empty() => {
-            items.iter().any(|item| matches!(&item.data, Data::String(target) if is_of_expert(target)))
-        }
+        Some(Data::List(items)) if !items.is_empty() => items.iter().filter_map(Node::text).any(is_of_expert),
         _ => true,
     };
     if !has_experts || !adapts_experts || given.as_ref().is_some_and(|node| node.data == Data::Bool(false)) {

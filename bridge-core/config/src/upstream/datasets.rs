@@ -2,6 +2,7 @@
 //! sources.
 
 use super::super::error::{ConfigError, ErrorKind};
+use super::super::kinds::FINETUNING;
 use super::super::node::{Data, Entry, Node};
 use super::entries::{TARGET, is_given, is_true, rename, set, take, text, value};
 
@@ -23,10 +24,10 @@ const PREPROCESSING: [&str; 4] = ["add_bos", "add_sep", "add_eos", "truncation_m
 /// # Errors
 /// Data of the Hugging Face hub without a folder of files, and preprocessing that Bridge cannot do.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
-    let is_tuning = text(entries, "kind") == Some("finetuning");
+    let is_tuning = text(entries, "kind") == Some(FINETUNING);
     if let Some(given) = entries.iter().find(|entry| entry.key == "kind" && is_given(&entry.node))
         && is_of_tuning(class)
-        && given.node != Node::string("finetuning")
+        && given.node != Node::string(FINETUNING)
     {
         let kind = given.node.to_inline();
         let (kept, left): (Vec<_>, Vec<_>) = std::mem::take(entries)

@@ -8,7 +8,7 @@ use super::super::node::{Data, Entry, Node};
 use super::super::overrides;
 use super::super::section::Section;
 use super::super::sections::{CommOverlapConfig, DistributedInitConfig, RecipeConfig};
-use super::entries::{TARGET, is_given, is_true, take};
+use super::entries::{TARGET, fields_of, is_given, is_true, take};
 
 /// Objects of a running program, and figures that follow from settings: not part of a recipe.
 const HANDLES: &[(&str, &str)] = &[
@@ -308,18 +308,22 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     }
 }
 
+/// True if upstream's FSDP is used, which alone reads the sharding strategy.
+fn has_fsdp(whole: &Node) -> bool {
+    FSDP.iter().any(|key| whole.get_path(key).is_some_and(|node| node.data == Data::Bool(true)))
+}
+
 /// Leaves out the gathering of 8-bit codes if ranks have whole parameters; returns `key = value` of
 /// what was left out. Weights of 8-bit layers are then gathered in 16 bits and rounded afterwards.
 pub(super) fn drop_code_gathers(sections: &mut [Entry]) -> Vec<String> {
     let whole: Node = Data::Table(sections.to_vec()).into();
-    let is = |key: &str, data: &Data| whole.get_path(key).is_some_and(|node| node.data == *data);
-    let shards = Data::String("optim_grads_params".into());
-    if FSDP.iter().any(|key| is(key, &Data::Bool(true))) && is("ddp.data_parallel_sharding_strategy", &shards) {
+    let strategy = whole.get_path("ddp.data_parallel_sharding_strategy").and_then(Node::text);
+    if has_fsdp(&whole) && strategy == Some("optim_grads_params") {
         return Vec::new();
     }
     let mut dropped = Vec::new();
     for (section, key) in GATHERS_CODES {
-        if let Some(Data::Table(entries)) = sections.iter_mut().find(|s| s.key == section).map(|s| &mut s.node.data)
+        if let Some(entries) = fields_of(sections, section)
             && is_true(entries, key)
             && take(entries, key).is_some()
         {
@@ -346,9 +350,7 @@ pub(super) fn drop_derived(sections: &mut [Entry]) {
     if given("model.recompute_granularity").is_none_or(|node| *node != Node::string("selective")) {
         dropped.push("model.recompute_modules");
     }
-    // Upstream shards by this name in its FSDP alone.
-    let has = |key: &str| given(key).is_some_and(|node| node.data == Data::Bool(true));
-    if !FSDP.iter().any(|key| has(key)) {
+    if !has_fsdp(&whole) {
         dropped.push("ddp.data_parallel_sharding_strategy");
     }
     // Zero is never, which is null here.

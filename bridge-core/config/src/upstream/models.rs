@@ -94,9 +94,9 @@ fn leave_out_idle(entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> {
 fn layout(entries: &mut Vec<Entry>) {
     const LAYERS: [(&str, &str); 4] = [("embedding", "E"), ("decoder", "t"), ("mtp", "m"), ("loss", "L")];
     let key = "pipeline_model_parallel_layout";
-    let letter = |layer: &Node| match &layer.data {
-        Data::String(name) => LAYERS.iter().find(|(known, _)| known == name).map(|(_, letter)| *letter),
-        _ => None,
+    let letter = |layer: &Node| {
+        let name = layer.text()?;
+        LAYERS.iter().find(|(known, _)| *known == name).map(|(_, letter)| *letter)
     };
     let stage = |stage: &Node| match &stage.data {
         Data::List(layers) => layers.iter().map(letter).collect::<Option<String>>(),

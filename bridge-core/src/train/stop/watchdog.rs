@@ -202,7 +202,7 @@ impl Watch {
         let (sender, latest) = std::sync::mpsc::channel();
         let look = move || {
             let pointers = CheckpointStore::open(root).and_then(|store| store.pointers());
-            // Nobody waits for a disk that hangs.
+            // The receiver is gone if the disk took too long.
             let _ = sender.send(pointers.ok().and_then(|pointers| pointers.latest));
         };
         std::thread::Builder::new().name("pointer".into()).spawn(look).ok()?;

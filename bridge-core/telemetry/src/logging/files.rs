@@ -84,7 +84,7 @@ pub(super) fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> io::Re
 
 /// Renames a file after the run whose records it has, without replacing any file.
 pub(super) fn set_aside(path: &Path, owner: &str) -> io::Result<()> {
-    // What a file says is no path.
+    // A name that was read from a file must not lead out of the folder.
     let owner: String = owner.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').take(100).collect();
     let part = |part: Option<&OsStr>| part.map(|part| part.to_string_lossy().into_owned()).unwrap_or_default();
     let (stem, extension) = (part(path.file_stem()), part(path.extension()));

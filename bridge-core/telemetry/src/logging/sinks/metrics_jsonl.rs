@@ -198,7 +198,7 @@ fn each_line(
     path: &Path,
     mut take: impl FnMut(&[u8], Option<Map<String, Value>>) -> Result<(), FileError>,
 ) -> Result<(), FileError> {
-    // Nothing that was written to a device without an end can be read back.
+    // Records that were written to an endless device cannot be read back.
     let is_device = |path: &Path| fs::metadata(path).is_ok_and(|file| file.file_type().is_char_device());
     let file = match untrusted_io::open(path) {
         Ok((file, _)) => file,

@@ -243,7 +243,7 @@ fn what_is_left_is_sent_later_and_a_resumed_run_goes_on() {
         let _ = tracker.add(&figures(step, "lm loss", 0.5));
     }
     let _ = tracker.add(&end());
-    // Nobody waits for the end here.
+    // The end is not waited for here.
     tracker.patience = Duration::ZERO;
     assert!(tracker.close().unwrap().contains("bridge runs send"));
     let left = send_left(folder.path()).unwrap();
