@@ -171,12 +171,10 @@ impl RankSlot {
     /// A slot that no other rank has, while there are some left.
     #[expect(clippy::new_without_default, reason = "two are not equal")]
     pub fn new() -> Self {
-        let next = NEXT_SLOT.load(Ordering::Relaxed);
         let last = SLOTS as u8 - 1;
-        if next < last {
-            NEXT_SLOT.store(next + 1, Ordering::Relaxed);
-        }
-        Self(next.min(last))
+        let following = |next| (next < last).then_some(next + 1);
+        let next = NEXT_SLOT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, following);
+        Self(next.unwrap_or(last))
     }
 
     /// Attaches this thread: its allocations are the rank's.

@@ -108,3 +108,19 @@ fn a_failure_names_owners_by_what_they_hold() {
     assert_eq!(lines[3], "90000 bytes       1 blocks  backward");
     assert_eq!(lines[5..], ["90000 bytes  backward", "80000 bytes  decoder.layers.0.mlp"]);
 }
+
+#[test]
+fn ranks_that_begin_at_once_have_slots_of_their_own() {
+    let start = std::sync::Barrier::new(16);
+    let take = || {
+        start.wait();
+        RankSlot::new().0
+    };
+    let mut slots: Vec<u8> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..16).map(|_| scope.spawn(take)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    slots.sort_unstable();
+    slots.dedup();
+    assert_eq!(slots.len(), 16);
+}
