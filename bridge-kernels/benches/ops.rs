@@ -12,7 +12,7 @@ use bridge_kernels::attention::{self, AttentionOptions};
 use bridge_kernels::cross_entropy::{self, CrossEntropyOptions};
 use bridge_kernels::dropout::{self, DropoutKey};
 use bridge_kernels::optim::{
-    self, AdamW, AdamWState, Format, MasterFormat, ReducedAdamW, ReducedFormats, Stored, UpdateStep,
+    self, AdamW, AdamWState, Format, LowPrecisionAdamW, LowPrecisionFormats, MasterFormat, Stored, UpdateStep,
 };
 use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::vjp::attach;
@@ -27,7 +27,8 @@ const F: usize = 4 * C;
 const H: usize = 6;
 const V: usize = 8192;
 
-type Reduced = fn(ReducedAdamW, Tensor<1>, &AdamW, &UpdateStep<'_>, &ReducedFormats, [f32; 3]) -> ReducedAdamW;
+type LowPrecisionUpdate =
+    fn(LowPrecisionAdamW, Tensor<1>, &AdamW, &UpdateStep<'_>, &LowPrecisionFormats, [f32; 3]) -> LowPrecisionAdamW;
 
 type Op<'a> = &'a dyn Fn(&[Tensor<1>]) -> Tensor<1>;
 
@@ -214,12 +215,12 @@ fn optimizers() {
         ("adamw_float16", MasterFormat::Float32, [Format::Float16; 2]),
         ("adamw_float8", MasterFormat::Remainders, [Format::Float8; 2]),
     ] {
-        let formats = ReducedFormats { master, moments };
+        let formats = LowPrecisionFormats { master, moments };
         let first = || {
             let moments = moments.map(|format| Stored::zeros(count, format, &Device::flex()));
-            Some(ReducedAdamW { parameter: flat(1).cast(FloatDType::BF16), master: None, moments })
+            Some(LowPrecisionAdamW { parameter: flat(1).cast(FloatDType::BF16), master: None, moments })
         };
-        let time = |state: &mut Option<ReducedAdamW>, update: Reduced| {
+        let time = |state: &mut Option<LowPrecisionAdamW>, update: LowPrecisionUpdate| {
             let (old, gradient) = (state.take().expect("put back below"), gradient.clone());
             let start = Instant::now();
             let magnitudes = match moments[0].is_scaled() {
@@ -231,7 +232,11 @@ fn optimizers() {
             start.elapsed()
         };
         let (mut fast, mut reference) = (first(), first());
-        report(name, || time(&mut fast, optim::adamw_reduced), || time(&mut reference, optim::adamw_reduced_reference));
+        report(
+            name,
+            || time(&mut fast, optim::adamw_low_precision),
+            || time(&mut reference, optim::adamw_low_precision_reference),
+        );
     }
     let x = flat(5);
     let time = |f: fn(&Tensor<1>) -> f64| {

@@ -288,7 +288,7 @@ impl Optimizer {
         let Some(formats) = algorithm.formats.as_deref().filter(|formats| formats.num_scales() > 0) else {
             return Ok(Scales::new());
         };
-        let update = algorithm.update.reduced().expect("only rules that have one keep formats");
+        let update = algorithm.update.low_precision().expect("only rules that have one keep formats");
         let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
         let mut arriving = self.bring_down(gradients, visit);
         visit(&mut |name, value| {
@@ -390,7 +390,7 @@ impl Optimizer {
         if let Some(formats) = &algorithm.formats {
             let none = vec![1.0; 1 + formats.states.len()];
             let scales = self.scales.get(name).unwrap_or(&none);
-            return slot.update_reduced(algorithm, formats, value, gradient, &step, scales);
+            return slot.update_low_precision(algorithm, formats, value, gradient, &step, scales);
         }
         let dtype = value.dtype();
         let (updated, rounded) = slot.update(algorithm, self.batch.as_mut(), value, gradient, &step);

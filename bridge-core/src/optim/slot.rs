@@ -4,7 +4,7 @@ use bridge_kernels::optim::{Master, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::gradients::to_float32;
-use super::rules::{Algorithm, ReducedValues, State, StateFormats, UpdateBatch, UpdateStep, Values};
+use super::rules::{Algorithm, LowPrecisionValues, State, StateFormats, UpdateBatch, UpdateStep, Values};
 
 /// State of one parameter, or of the range of it that this rank updates. State from a checkpoint
 /// may have other formats until the next step.
@@ -91,16 +91,16 @@ impl Slot {
     }
 
     /// Inputs of an update with states in `formats`. Nothing is copied.
-    pub fn values(&self, formats: &StateFormats, parameter: Tensor<1>) -> ReducedValues {
+    pub fn values(&self, formats: &StateFormats, parameter: Tensor<1>) -> LowPrecisionValues {
         let zeros = |format| Stored::zeros(parameter.dims()[0], format, &parameter.device());
         let states = self.states.iter().zip(&formats.states);
         let states = states.map(|(kept, format)| kept.clone().unwrap_or_else(|| zeros(*format))).collect();
-        ReducedValues { master: self.master.clone(), states, parameter }
+        LowPrecisionValues { master: self.master.clone(), states, parameter }
     }
 
     /// Updates states that are kept in `formats`, and returns the new value in the dtype of the
     /// parameter.
-    pub fn update_reduced(
+    pub fn update_low_precision(
         &mut self,
         algorithm: &Algorithm,
         formats: &StateFormats,
@@ -112,8 +112,8 @@ impl Slot {
         let values = self.values(formats, parameter);
         // Drop other references to the states, so that they can be updated in place.
         (self.master, self.states) = (None, Vec::new());
-        let update = algorithm.update.reduced().expect("only rules that have one keep formats");
-        let ReducedValues { parameter, master, states } = update.update(values, gradient, step, formats, scales);
+        let update = algorithm.update.low_precision().expect("only rules that have one keep formats");
+        let LowPrecisionValues { parameter, master, states } = update.update(values, gradient, step, formats, scales);
         (self.master, self.states) = (master, states.into_iter().map(Some).collect());
         parameter
     }

@@ -5,15 +5,16 @@ pub(crate) mod cpu;
 pub mod cube;
 mod flex;
 mod formats;
-mod reduced;
+mod low_precision;
 mod steps;
 mod stored;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
 pub use formats::Format;
-pub use reduced::{
-    ReducedAdamW, ReducedFormats, adamw_magnitudes, adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
+pub use low_precision::{
+    LowPrecisionAdamW, LowPrecisionFormats, adamw_low_precision, adamw_low_precision_reference, adamw_magnitudes,
+    adamw_magnitudes_reference,
 };
 pub use steps::{AdamW, AdamWState, UpdateStep};
 pub use stored::{Master, MasterFormat, Remainders, Stored, halves};

@@ -9,7 +9,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
-use super::cpu::reduced::{Place, Source, joined, largest, narrow, remainders, widened};
+use super::cpu::low_precision::{Place, Source, joined, largest, narrow, remainders, widened};
 use super::formats::Format;
 use crate::flex::Values;
 use crate::precision::widen;

@@ -16,7 +16,7 @@ mod norm;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;
-mod optim_reduced;
+mod optim_low_precision;
 mod packed_attention;
 mod plain;
 mod quantized;

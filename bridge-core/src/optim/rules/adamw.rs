@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use bridge_kernels::optim::{
-    AdamW, AdamWState, AdamWUpdates, ReducedAdamW, ReducedFormats, UpdateStep, adamw, adamw_magnitudes, adamw_reduced,
+    AdamW, AdamWState, AdamWUpdates, LowPrecisionAdamW, LowPrecisionFormats, UpdateStep, adamw, adamw_low_precision,
+    adamw_magnitudes,
 };
 use burn::tensor::Tensor;
 
 use crate::config::optimizer_rules;
 
-use super::rule::{ReducedUpdate, ReducedValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, Values};
+use super::rule::{
+    LowPrecisionUpdate, LowPrecisionValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, Values,
+};
 
 pub(super) const RULE: Rule = Rule {
     declared: &optimizer_rules::ADAM,
@@ -39,7 +42,7 @@ impl Update for AdamW {
         Some(Box::new(Batch { rule: *self, updates: AdamWUpdates::default() }))
     }
 
-    fn reduced(&self) -> Option<&dyn ReducedUpdate> {
+    fn low_precision(&self) -> Option<&dyn LowPrecisionUpdate> {
         Some(self)
     }
 }
@@ -70,28 +73,28 @@ impl UpdateBatch for Batch {
     }
 }
 
-impl ReducedUpdate for AdamW {
-    fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32> {
+impl LowPrecisionUpdate for AdamW {
+    fn magnitudes(&self, values: &LowPrecisionValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32> {
         adamw_magnitudes(&state(values.clone()), gradient, self, step).to_vec()
     }
 
     fn update(
         &self,
-        values: ReducedValues,
+        values: LowPrecisionValues,
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,
         formats: &StateFormats,
         scales: &[f32],
-    ) -> ReducedValues {
-        let formats = ReducedFormats { master: formats.master, moments: [formats.states[0], formats.states[1]] };
+    ) -> LowPrecisionValues {
+        let formats = LowPrecisionFormats { master: formats.master, moments: [formats.states[0], formats.states[1]] };
         let scales = scales.try_into().expect("one of the master and one of each moment");
-        let updated = adamw_reduced(state(values), gradient, self, step, &formats, scales);
-        let ReducedAdamW { parameter, master, moments } = updated;
-        ReducedValues { parameter, master, states: moments.into() }
+        let updated = adamw_low_precision(state(values), gradient, self, step, &formats, scales);
+        let LowPrecisionAdamW { parameter, master, moments } = updated;
+        LowPrecisionValues { parameter, master, states: moments.into() }
     }
 }
 
-fn state(values: ReducedValues) -> ReducedAdamW {
-    let ReducedValues { parameter, master, states } = values;
-    ReducedAdamW { parameter, master, moments: states.try_into().expect("there are two moments") }
+fn state(values: LowPrecisionValues) -> LowPrecisionAdamW {
+    let LowPrecisionValues { parameter, master, states } = values;
+    LowPrecisionAdamW { parameter, master, moments: states.try_into().expect("there are two moments") }
 }

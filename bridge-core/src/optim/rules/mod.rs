@@ -9,7 +9,8 @@ pub(super) mod tests;
 use crate::config::OptimizerName;
 pub use bridge_kernels::optim::{Format, MasterFormat, UpdateStep};
 pub use rule::{
-    Algorithm, ReducedUpdate, ReducedValues, Rule, Start, State, StateFormats, Unit, Update, UpdateBatch, Values,
+    Algorithm, LowPrecisionUpdate, LowPrecisionValues, Rule, Start, State, StateFormats, Unit, Update, UpdateBatch,
+    Values,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.

@@ -20,7 +20,7 @@ pub struct Rule {
     pub unit: Unit,
     /// Makes the update with the settings of `[optimizer]` that are the rule's own
     /// ([`OptimizerRule::settings`]), and no others. Updates of rules that keep formats are
-    /// [`ReducedUpdate`]s too.
+    /// [`LowPrecisionUpdate`]s too.
     pub update: fn(&OptimizerConfig) -> Arc<dyn Update>,
 }
 
@@ -150,7 +150,7 @@ impl Algorithm {
     #[must_use]
     pub fn keeping(self, formats: StateFormats) -> Self {
         assert!(
-            self.rule.declared.keeps_formats && self.update.reduced().is_some(),
+            self.rule.declared.keeps_formats && self.update.low_precision().is_some(),
             "{} keeps no formats",
             self.rule.declared.name
         );
@@ -182,7 +182,7 @@ pub trait Update: fmt::Debug + Send + Sync {
 
     /// The update of states in less than 32 bits, where the rule has one
     /// ([`OptimizerRule::keeps_formats`]).
-    fn reduced(&self) -> Option<&dyn ReducedUpdate> {
+    fn low_precision(&self) -> Option<&dyn LowPrecisionUpdate> {
         None
     }
 }
@@ -210,27 +210,27 @@ pub trait UpdateBatch: fmt::Debug + Send + Sync {
 /// The maths of a rule whose states may be kept in less than 32 bits. The scale of a tensor is its
 /// largest magnitude divided by the largest number of the format. It belongs to the whole
 /// parameter, so ranks first compute magnitudes and agree on them, and then update.
-pub trait ReducedUpdate {
+pub trait LowPrecisionUpdate {
     /// The largest magnitudes that the float32 parameter and each state would have after a step
     /// that is not made.
-    fn magnitudes(&self, values: &ReducedValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32>;
+    fn magnitudes(&self, values: &LowPrecisionValues, gradient: &Tensor<1>, step: &UpdateStep<'_>) -> Vec<f32>;
 
     /// Makes one step in float32 and keeps the states in `formats`, with `scales` (of master and
     /// states; 1 for those without). The gradient is float32 or bfloat16; states may have other
     /// formats than they get, as a checkpoint had them.
     fn update(
         &self,
-        values: ReducedValues,
+        values: LowPrecisionValues,
         gradient: Tensor<1>,
         step: &UpdateStep<'_>,
         formats: &StateFormats,
         scales: &[f32],
-    ) -> ReducedValues;
+    ) -> LowPrecisionValues;
 }
 
 /// A parameter, or the range of it that a rank owns, with its states as they are kept.
 #[derive(Clone, Debug)]
-pub struct ReducedValues {
+pub struct LowPrecisionValues {
     /// The parameter, flat, in the dtype of the model.
     pub parameter: Tensor<1>,
     /// Float32 value of a 16-bit parameter that was updated before.

@@ -72,7 +72,7 @@ fn rules_declare_what_they_read_and_keep() {
         for state in rule.states {
             assert_eq!(state.format.is_some(), rule.declared.keeps_formats, "{}: {}", rule.declared.name, state.name);
         }
-        assert_eq!(with_defaults(rule).update.reduced().is_some(), rule.declared.keeps_formats);
+        assert_eq!(with_defaults(rule).update.low_precision().is_some(), rule.declared.keeps_formats);
         let names: BTreeSet<_> = rule.states.iter().map(|state| state.name).collect();
         assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.declared.name);
         assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.declared.name);

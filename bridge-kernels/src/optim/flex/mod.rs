@@ -1,6 +1,6 @@
 //! Optimizer arithmetic on Flex, in place if the memory is exclusive.
 
-pub(super) mod reduced;
+pub(super) mod low_precision;
 
 use burn::tensor::Tensor;
 

@@ -1,6 +1,6 @@
 //! AdamW on states of less than 32 bits: inputs and outputs of the update, and its form in plain
-//! Burn operations. The fused form is in `cpu/reduced`, its connection to tensors in
-//! `flex/reduced`.
+//! Burn operations. The fused form is in `cpu/low_precision`, its connection to tensors in
+//! `flex/low_precision`.
 
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -13,7 +13,7 @@ use crate::precision::widen;
 /// A parameter with its AdamW state, or the range of both that a rank has. All are flat and of one
 /// length.
 #[derive(Clone, Debug)]
-pub struct ReducedAdamW {
+pub struct LowPrecisionAdamW {
     /// The parameter in the dtype of the model: float32, bfloat16 or float16.
     pub parameter: Tensor<1>,
     /// Float32 value of a parameter of 16 bits that was updated before.
@@ -24,7 +24,7 @@ pub struct ReducedAdamW {
 
 /// Formats that states get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReducedFormats {
+pub struct LowPrecisionFormats {
     /// Format of the float32 value, if the parameter has 16 bits.
     pub master: MasterFormat,
     /// Formats of the two moments.
@@ -41,30 +41,30 @@ pub struct ReducedFormats {
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn adamw_reduced(
-    state: ReducedAdamW,
+pub fn adamw_low_precision(
+    state: LowPrecisionAdamW,
     gradient: Tensor<1>,
     rule: &AdamW,
     step: &UpdateStep<'_>,
-    formats: &ReducedFormats,
+    formats: &LowPrecisionFormats,
     scales: [f32; 3],
-) -> ReducedAdamW {
+) -> LowPrecisionAdamW {
     state.check(&gradient);
-    match flex::reduced::applies_to(&state, &gradient, formats) {
-        true => flex::reduced::adamw(state, &gradient, AdamWConstants::new(rule, step), formats, scales),
+    match flex::low_precision::applies_to(&state, &gradient, formats) {
+        true => flex::low_precision::adamw(state, &gradient, AdamWConstants::new(rule, step), formats, scales),
         false => update(state, gradient, formats, scales, |state, gradient| adamw(state, gradient, rule, step)),
     }
 }
 
-/// [`adamw_reduced`] in plain Burn operations, but for the coding of elements.
-pub fn adamw_reduced_reference(
-    state: ReducedAdamW,
+/// [`adamw_low_precision`] in plain Burn operations, but for the coding of elements.
+pub fn adamw_low_precision_reference(
+    state: LowPrecisionAdamW,
     gradient: Tensor<1>,
     rule: &AdamW,
     step: &UpdateStep<'_>,
-    formats: &ReducedFormats,
+    formats: &LowPrecisionFormats,
     scales: [f32; 3],
-) -> ReducedAdamW {
+) -> LowPrecisionAdamW {
     update(state, gradient, formats, scales, |state, gradient| adamw_reference(state, gradient, rule, step))
 }
 
@@ -73,15 +73,20 @@ pub fn adamw_reduced_reference(
 ///
 /// # Panics
 /// If the sizes differ.
-pub fn adamw_magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, rule: &AdamW, step: &UpdateStep<'_>) -> [f32; 3] {
+pub fn adamw_magnitudes(
+    state: &LowPrecisionAdamW,
+    gradient: &Tensor<1>,
+    rule: &AdamW,
+    step: &UpdateStep<'_>,
+) -> [f32; 3] {
     state.check(gradient);
-    flex::reduced::magnitudes(state, gradient, AdamWConstants::new(rule, step))
+    flex::low_precision::magnitudes(state, gradient, AdamWConstants::new(rule, step))
         .unwrap_or_else(|| adamw_magnitudes_reference(state, gradient, rule, step))
 }
 
 /// [`adamw_magnitudes`] by an update that is thrown away.
 pub fn adamw_magnitudes_reference(
-    state: &ReducedAdamW,
+    state: &LowPrecisionAdamW,
     gradient: &Tensor<1>,
     rule: &AdamW,
     step: &UpdateStep<'_>,
@@ -90,7 +95,7 @@ pub fn adamw_magnitudes_reference(
     [parameter, exp_avg, exp_avg_sq].map(magnitude)
 }
 
-impl ReducedAdamW {
+impl LowPrecisionAdamW {
     fn check(&self, gradient: &Tensor<1>) {
         let [exp_avg, exp_avg_sq] = self.moments.each_ref().map(Stored::len);
         let sizes = [self.parameter.dims()[0], exp_avg, exp_avg_sq, gradient.dims()[0]];
@@ -99,7 +104,7 @@ impl ReducedAdamW {
     }
 }
 
-fn widened(state: &ReducedAdamW) -> AdamWState {
+fn widened(state: &LowPrecisionAdamW) -> AdamWState {
     let device = state.parameter.device();
     let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(|moment| moment.widen(&device));
     let master = state.master.as_ref().map(|master| master.widen(&state.parameter));
@@ -108,12 +113,12 @@ fn widened(state: &ReducedAdamW) -> AdamWState {
 }
 
 fn update(
-    state: ReducedAdamW,
+    state: LowPrecisionAdamW,
     gradient: Tensor<1>,
-    formats: &ReducedFormats,
+    formats: &LowPrecisionFormats,
     scales: [f32; 3],
     adamw: impl FnOnce(AdamWState, Tensor<1>) -> AdamWState,
-) -> ReducedAdamW {
+) -> LowPrecisionAdamW {
     let dtype = state.parameter.dtype();
     let wide_state = widened(&state);
     drop(state);
@@ -123,9 +128,9 @@ fn update(
         Stored::narrow(exp_avg_sq, formats.moments[1], scales[2]),
     ];
     if dtype == DType::F32 {
-        return ReducedAdamW { parameter: updated, master: None, moments };
+        return LowPrecisionAdamW { parameter: updated, master: None, moments };
     }
     let parameter = updated.clone().cast(FloatDType::from(dtype));
     let master = Master::narrow(updated, formats.master, scales[0], &parameter);
-    ReducedAdamW { parameter, master: Some(master), moments }
+    LowPrecisionAdamW { parameter, master: Some(master), moments }
 }

@@ -9,8 +9,8 @@ use burn::tensor::{DType, Element, Tensor, TensorData};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::super::cpu::reduced::{self as kernel, Place, Source, Weights, WeightsSource};
-use super::super::reduced::{ReducedAdamW, ReducedFormats};
+use super::super::cpu::low_precision::{self as kernel, Place, Source, Weights, WeightsSource};
+use super::super::low_precision::{LowPrecisionAdamW, LowPrecisionFormats};
 use super::super::steps::AdamWConstants;
 use super::super::stored::{Master, MasterFormat, Remainders, Stored};
 
@@ -26,7 +26,7 @@ fn is_plain(x: &Tensor<1>) -> bool {
 
 /// True if all tensors are outside any graph and on Flex, and states have the requested formats
 /// already.
-pub(crate) fn applies_to(state: &ReducedAdamW, gradient: &Tensor<1>, formats: &ReducedFormats) -> bool {
+pub(crate) fn applies_to(state: &LowPrecisionAdamW, gradient: &Tensor<1>, formats: &LowPrecisionFormats) -> bool {
     let has_form = match (state.parameter.dtype(), &state.master) {
         (DType::F32, None) => true,
         (DType::BF16, Some(master)) => master.has(formats.master),
@@ -109,15 +109,15 @@ impl Elements {
     }
 }
 
-/// See [`adamw_reduced`](super::super::adamw_reduced). Only for tensors that it [`applies_to`].
+/// See [`adamw_low_precision`](super::super::adamw_low_precision). Only for tensors that it [`applies_to`].
 pub(crate) fn adamw(
-    state: ReducedAdamW,
+    state: LowPrecisionAdamW,
     gradient: &Tensor<1>,
     step: AdamWConstants,
-    formats: &ReducedFormats,
+    formats: &LowPrecisionFormats,
     scales: [f32; 3],
-) -> ReducedAdamW {
-    let ReducedAdamW { parameter, master, moments: [exp_avg, exp_avg_sq] } = state;
+) -> LowPrecisionAdamW {
+    let LowPrecisionAdamW { parameter, master, moments: [exp_avg, exp_avg_sq] } = state;
     let gradient = primitive(gradient).expect("the caller asked whether it applies");
     let gradient = source_of(&gradient).expect("the caller asked whether it applies");
     let (mut m, mut v) = (Elements::take(exp_avg, scales[1]), Elements::take(exp_avg_sq, scales[2]));
@@ -146,7 +146,7 @@ pub(crate) fn adamw(
             }
         }
     };
-    ReducedAdamW { parameter, master, moments: [m.stored(), v.stored()] }
+    LowPrecisionAdamW { parameter, master, moments: [m.stored(), v.stored()] }
 }
 
 /// The master of a bfloat16 parameter that has not been updated yet.
@@ -200,7 +200,7 @@ impl<'a> Read<'a> {
 }
 
 /// See [`adamw_magnitudes`](super::super::adamw_magnitudes); `None` where something is not on Flex.
-pub(crate) fn magnitudes(state: &ReducedAdamW, gradient: &Tensor<1>, step: AdamWConstants) -> Option<[f32; 3]> {
+pub(crate) fn magnitudes(state: &LowPrecisionAdamW, gradient: &Tensor<1>, step: AdamWConstants) -> Option<[f32; 3]> {
     let (gradient, parameter) = (primitive(gradient)?, primitive(&state.parameter)?);
     let [exp_avg, exp_avg_sq] = state.moments.each_ref().map(Read::from_stored);
     let (exp_avg, exp_avg_sq) = (exp_avg?, exp_avg_sq?);

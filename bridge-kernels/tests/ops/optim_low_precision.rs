@@ -2,8 +2,8 @@
 //! and against float32 states.
 
 use bridge_kernels::optim::{
-    AdamW, AdamWState, Format, Master, MasterFormat, ReducedAdamW, ReducedFormats, Stored, UpdateStep, adamw,
-    adamw_magnitudes, adamw_magnitudes_reference, adamw_reduced, adamw_reduced_reference,
+    AdamW, AdamWState, Format, LowPrecisionAdamW, LowPrecisionFormats, Master, MasterFormat, Stored, UpdateStep, adamw,
+    adamw_low_precision, adamw_low_precision_reference, adamw_magnitudes, adamw_magnitudes_reference,
 };
 use burn::tensor::{Device, FloatDType, Tensor};
 
@@ -12,28 +12,28 @@ use crate::optim::{flat, rule, step};
 
 const FORMATS: [Format; 4] = [Format::Float32, Format::BFloat16, Format::Float16, Format::Float8];
 
-fn start(parameter: Tensor<1>, formats: &ReducedFormats) -> ReducedAdamW {
+fn start(parameter: Tensor<1>, formats: &LowPrecisionFormats) -> LowPrecisionAdamW {
     let (len, device) = (parameter.dims()[0], parameter.device());
     let moments = formats.moments.map(|format| Stored::zeros(len, format, &device));
-    ReducedAdamW { parameter, master: None, moments }
+    LowPrecisionAdamW { parameter, master: None, moments }
 }
 
 /// The scales that states get by the largest magnitudes.
-fn scales(magnitudes: [f32; 3], formats: &ReducedFormats) -> [f32; 3] {
+fn scales(magnitudes: [f32; 3], formats: &LowPrecisionFormats) -> [f32; 3] {
     let master = formats.master.whole().map_or(1.0, |format| format.scale_for(magnitudes[0]));
     let [m, v] = [0, 1].map(|i| formats.moments[i].scale_for(magnitudes[i + 1]));
     [master, m, v]
 }
 
 fn advance(
-    state: ReducedAdamW,
+    state: LowPrecisionAdamW,
     gradient: &Tensor<1>,
     rule: &AdamW,
     step: &UpdateStep<'_>,
-    formats: &ReducedFormats,
-) -> ReducedAdamW {
+    formats: &LowPrecisionFormats,
+) -> LowPrecisionAdamW {
     let scales = scales(adamw_magnitudes(&state, gradient, rule, step), formats);
-    adamw_reduced(state, gradient.clone(), rule, step, formats, scales)
+    adamw_low_precision(state, gradient.clone(), rule, step, formats, scales)
 }
 
 /// Half the distance of two numbers of a format at the size of `x`, which is in units of the scale.
@@ -96,7 +96,7 @@ impl Plain {
 
 /// Ten steps with these formats. Values that float32 and float64 round to different sides differ by
 /// a unit of the format. That happens to few elements; all others agree to float32 precision.
-fn agrees_with_float64(n: usize, dtype: FloatDType, formats: ReducedFormats, decoupled: bool) {
+fn agrees_with_float64(n: usize, dtype: FloatDType, formats: LowPrecisionFormats, decoupled: bool) {
     let what = format!("{n} x {dtype:?}, {formats:?}, decoupled {decoupled}");
     let first = flat(&values(1, n)).cast(dtype);
     let mut state = start(first.clone(), &formats);
@@ -161,7 +161,7 @@ fn ten_steps_agree_with_float64_in_every_format() {
             let moments = [m, v];
             let decoupled = (i + k) % 2 == 0;
             let n = [1, 67, 1031, 33_013][(i + 3 * k) % 4];
-            let formats = |master| ReducedFormats { master, moments };
+            let formats = |master| LowPrecisionFormats { master, moments };
             agrees_with_float64(n, FloatDType::F32, formats(MasterFormat::Float32), decoupled);
             agrees_with_float64(n, FloatDType::BF16, formats(MasterFormat::Remainders), decoupled);
             agrees_with_float64(n, FloatDType::BF16, formats(MasterFormat::Float16), !decoupled);
@@ -175,7 +175,7 @@ fn ten_steps_agree_with_float64_in_every_format() {
 fn twenty_steps_with_remainders_have_the_bits_of_whole_masters() {
     let n = 200_003;
     for moments in [[Format::Float32; 2], [Format::BFloat16, Format::Float8]] {
-        let formats = |master| ReducedFormats { master, moments };
+        let formats = |master| LowPrecisionFormats { master, moments };
         let (low, whole) = (formats(MasterFormat::Remainders), formats(MasterFormat::Float32));
         let first = flat(&values(1, n)).cast(FloatDType::BF16);
         let (mut a, mut b) = (start(first.clone(), &low), start(first.clone(), &whole));
@@ -211,8 +211,8 @@ fn twenty_steps_with_remainders_have_the_bits_of_whole_masters() {
 fn all_forms_agree() {
     for (n, dtype) in [(1, FloatDType::BF16), (1031, FloatDType::F32), (40_009, FloatDType::BF16)] {
         for formats in [
-            ReducedFormats { master: MasterFormat::Remainders, moments: [Format::BFloat16, Format::Float32] },
-            ReducedFormats { master: MasterFormat::Float16, moments: [Format::Float16, Format::Float16] },
+            LowPrecisionFormats { master: MasterFormat::Remainders, moments: [Format::BFloat16, Format::Float32] },
+            LowPrecisionFormats { master: MasterFormat::Float16, moments: [Format::Float16, Format::Float16] },
         ] {
             let mut state = start(flat(&values(1, n)).cast(dtype), &formats);
             for number in 1..=3 {
@@ -224,9 +224,15 @@ fn all_forms_agree() {
                     assert!((found - expected).abs() <= 1e-6 * expected, "{formats:?}: {found} {expected}");
                 }
                 let scales = scales(magnitudes, &formats);
-                let reference =
-                    adamw_reduced_reference(state.clone(), gradient.clone(), &rule(true), &step, &formats, scales);
-                state = adamw_reduced(state, gradient, &rule(true), &step, &formats, scales);
+                let reference = adamw_low_precision_reference(
+                    state.clone(),
+                    gradient.clone(),
+                    &rule(true),
+                    &step,
+                    &formats,
+                    scales,
+                );
+                state = adamw_low_precision(state, gradient, &rule(true), &step, &formats, scales);
                 for (found, expected) in state.moments.iter().zip(&reference.moments) {
                     assert_eq!((found.format(), found.scale()), (expected.format(), expected.scale()));
                     let [found, expected] = [found, expected].map(|moment| read(moment.widen(&Device::flex())));
@@ -242,8 +248,8 @@ fn all_forms_agree() {
 #[test]
 fn gradients_of_16_bits_are_taken_as_they_are_and_other_formats_are_turned() {
     let n = 1031;
-    let from = ReducedFormats { master: MasterFormat::Float32, moments: [Format::Float32; 2] };
-    let to = ReducedFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::BFloat16] };
+    let from = LowPrecisionFormats { master: MasterFormat::Float32, moments: [Format::Float32; 2] };
+    let to = LowPrecisionFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::BFloat16] };
     let gradient = flat(&values(9, n)).cast(FloatDType::BF16);
     let wide_gradient = gradient.clone().cast(FloatDType::F32);
     let state =
@@ -264,7 +270,7 @@ fn gradients_of_16_bits_are_taken_as_they_are_and_other_formats_are_turned() {
 
 #[test]
 fn what_others_hold_is_left_alone_and_parts_have_the_scale() {
-    let formats = ReducedFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::Float16] };
+    let formats = LowPrecisionFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::Float16] };
     let state = advance(
         start(flat(&values(1, 97)).cast(FloatDType::BF16), &formats),
         &flat(&values(2, 97)),
@@ -273,7 +279,7 @@ fn what_others_hold_is_left_alone_and_parts_have_the_scale() {
         &formats,
     );
     let kept = state.clone();
-    let seen = |state: &ReducedAdamW| {
+    let seen = |state: &LowPrecisionAdamW| {
         let moments = state.moments.each_ref().map(|moment| read(moment.widen(&Device::flex())));
         let master = read(state.master.as_ref().unwrap().widen(&state.parameter));
         (read(state.parameter.clone()), master, moments)
@@ -293,7 +299,7 @@ fn what_others_hold_is_left_alone_and_parts_have_the_scale() {
 #[test]
 fn the_same_on_any_number_of_threads() {
     let n = 100_003;
-    let formats = ReducedFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::Float16] };
+    let formats = LowPrecisionFormats { master: MasterFormat::Remainders, moments: [Format::Float8, Format::Float16] };
     assert_same_on_any_threads("reduced", || {
         let mut state = start(flat(&values(1, n)).cast(FloatDType::BF16), &formats);
         for number in 1..=2 {
@@ -314,6 +320,6 @@ fn formats_have_their_bytes() {
 #[test]
 #[should_panic(expected = "adamw: parameter, moments and gradient have sizes [3, 3, 3, 2]")]
 fn different_sizes_are_named() {
-    let formats = ReducedFormats { master: MasterFormat::Float32, moments: [Format::BFloat16; 2] };
+    let formats = LowPrecisionFormats { master: MasterFormat::Float32, moments: [Format::BFloat16; 2] };
     advance(start(flat(&[0.0; 3]), &formats), &flat(&[0.0; 2]), &rule(true), &step(1), &formats);
 }
