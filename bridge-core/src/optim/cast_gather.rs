@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use bridge_dist::comm::{CommError, HostBuffer, ReduceOp};
 use bridge_kernels::{CodePlaces, WeightCast, read_together};
+use bridge_regions::exchange::TransferBuffer;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::Distribution;
@@ -22,18 +23,10 @@ use crate::model::{CAST_SCALES, ReplicaGroup};
 /// Casts of the weights of a bucket in flight, in their order.
 pub(super) type Casts = Vec<WeightCast>;
 
-/// Codes of a rank's shard of a bucket.
-#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
-pub(super) enum Codes {
-    OnHost(HostBuffer),
-    /// Four in each element.
-    OnDevice(Tensor<1>),
-}
-
 /// Largest magnitude (amax) of this rank's shard of a weight.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a bucket has a few at a time")]
-enum Noted {
+enum ShardAmax {
     OnHost(f32),
     /// `[1]`.
     OnDevice(Tensor<1>),
@@ -47,7 +40,7 @@ pub(super) struct CastGather {
     /// The largest magnitudes on all ranks, until weights change.
     agreed: Option<BTreeMap<String, f32>>,
     /// Magnitudes of weights that this rank owns and has cast with given scales.
-    noted: BTreeMap<String, Noted>,
+    shard_amax: BTreeMap<String, ShardAmax>,
 }
 
 /// The weight of the layer whose scales are the parameter `name`; `None` for other parameters.
@@ -71,12 +64,12 @@ impl CastGather {
 
     /// Takes the largest magnitudes of this rank's shards of the weights with given scales, as of
     /// the last gather. They are recorded here because layers see only decoded values.
-    pub fn take_noted(&mut self) -> BTreeMap<String, f32> {
+    pub fn take_shard_amax(&mut self) -> BTreeMap<String, f32> {
         let (mut largest, mut names, mut there) = (BTreeMap::new(), Vec::new(), Vec::new());
-        for (name, noted) in std::mem::take(&mut self.noted) {
-            match noted {
-                Noted::OnHost(value) => drop(largest.insert(name, value)),
-                Noted::OnDevice(value) => {
+        for (name, amax) in std::mem::take(&mut self.shard_amax) {
+            match amax {
+                ShardAmax::OnHost(value) => drop(largest.insert(name, value)),
+                ShardAmax::OnDevice(value) => {
                     names.push(name);
                     there.push(value);
                 }
@@ -111,8 +104,8 @@ impl CastGather {
     }
 
     /// This rank's part of a bucket, on the device if the values are there and codes are
-    /// communicated `on_device`, and how its weights are cast. All ranks that share weights call
-    /// this together.
+    /// communicated `on_device`, four codes an element, and how its weights are cast. All ranks
+    /// that share weights call this together.
     ///
     /// # Errors
     /// If ranks cannot agree on largest magnitudes.
@@ -122,7 +115,7 @@ impl CastGather {
         distribution: &Distribution,
         owned: &BTreeMap<String, Tensor<1>>,
         on_device: bool,
-    ) -> Result<(Codes, Casts), CommError> {
+    ) -> Result<(TransferBuffer, Casts), CommError> {
         let rank = distribution.shards(bucket.replicas).rank();
         self.agree(distribution, owned)?;
         let cast = |name: &String| match self.given.get(name) {
@@ -131,29 +124,31 @@ impl CastGather {
         };
         let casts: Casts = bucket.entries.iter().map(|entry| cast(&entry.name)).collect();
         let values = |entry: &BucketEntry| owned[&entry.name].clone();
-        if on_device && let Some(codes) = encoded(bucket, rank, values, &casts) {
-            self.note(bucket, |place| match WeightCast::largest_on_device(&owned[&bucket.entries[place].name]) {
-                Some(largest) => Noted::OnDevice(largest),
-                // This rank owns no element of the weight.
-                None => Noted::OnHost(0.0),
+        if on_device && let Some(codes) = encoded_on_device(bucket, rank, values, &casts) {
+            self.record_amax(bucket, |place| {
+                match WeightCast::largest_on_device(&owned[&bucket.entries[place].name]) {
+                    Some(largest) => ShardAmax::OnDevice(largest),
+                    // This rank owns no element of the weight.
+                    None => ShardAmax::OnHost(0.0),
+                }
             });
-            return Ok((Codes::OnDevice(codes), casts));
+            return Ok((TransferBuffer::OnDevice(codes), casts));
         }
         let values = floats(bucket.entries.iter().map(values).collect());
         let mut part = vec![0_u8; bucket.code_len()];
         for ((entry, values), cast) in bucket.entries.iter().zip(&values).zip(&casts) {
             part[bucket.within_part(entry, rank)].copy_from_slice(&cast.encode(values));
         }
-        self.note(bucket, |place| Noted::OnHost(WeightCast::largest_magnitude(&values[place])));
-        Ok((Codes::OnHost(HostBuffer::U8(part)), casts))
+        self.record_amax(bucket, |place| ShardAmax::OnHost(WeightCast::largest_magnitude(&values[place])));
+        Ok((TransferBuffer::OnHost(HostBuffer::U8(part)), casts))
     }
 
     /// Records the largest magnitudes of the weights of a bucket that have given scales. `largest`
     /// takes the index of a weight in the bucket.
-    fn note(&mut self, bucket: &Bucket, largest: impl Fn(usize) -> Noted) {
+    fn record_amax(&mut self, bucket: &Bucket, largest: impl Fn(usize) -> ShardAmax) {
         for (place, BucketEntry { name, .. }) in bucket.entries.iter().enumerate() {
             if self.given.contains_key(name) {
-                self.noted.insert(name.clone(), largest(place));
+                self.shard_amax.insert(name.clone(), largest(place));
             }
         }
     }
@@ -176,7 +171,7 @@ fn places(bucket: &Bucket, ranks: Range<usize>) -> CodePlaces {
 }
 
 /// The codes of a rank's part of a bucket, made on the device; `None` if its values are on none.
-fn encoded(
+fn encoded_on_device(
     bucket: &Bucket,
     rank: usize,
     values: impl Fn(&BucketEntry) -> Tensor<1>,
@@ -190,13 +185,13 @@ fn encoded(
 }
 
 /// The values of a whole bucket of codes on a device, in the bucket's order.
-pub(super) fn decoded_there(bucket: &Bucket, codes: &Tensor<1>, casts: &[WeightCast], dtype: DType) -> Tensor<1> {
+pub(super) fn decoded_on_device(bucket: &Bucket, codes: &Tensor<1>, casts: &[WeightCast], dtype: DType) -> Tensor<1> {
     let values = places(bucket, 0..bucket.num_ranks()).decode(codes, casts, dtype);
     values.expect("codes that were made on a device")
 }
 
 /// One weight out of a gathered bucket.
-pub(super) fn decoded(
+pub(super) fn decoded_on_host(
     bucket: &Bucket,
     entry: &BucketEntry,
     codes: &[u8],

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bridge_dist::comm::{CommError, Group, HostBuffer, Request};
 use bridge_kernels::optim::SquareSums;
-use bridge_regions::exchange::{TensorExchange, TensorRequest};
+use bridge_regions::exchange::{PendingTransfer, TensorExchange, TensorRequest, TransferBuffer};
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::bf16;
 
@@ -59,28 +59,11 @@ impl std::fmt::Display for GradientPart {
     }
 }
 
-/// A reduction in flight.
-enum Reducing {
-    /// Reduction in host memory.
-    OnHost(Request),
-    /// On the device. Whole parameters are concatenated.
-    OnDevice(TensorRequest),
-}
-
-impl Reducing {
-    fn test(&mut self) -> Result<bool, CommError> {
-        match self {
-            Self::OnHost(request) => request.test(),
-            Self::OnDevice(request) => request.test(),
-        }
-    }
-}
-
-/// Reduction in flight.
-struct InFlight {
+/// Reduction of a bucket in flight.
+struct PendingReduction {
     chunk: usize,
     bucket: usize,
-    request: Reducing,
+    transfer: PendingTransfer,
     started: Instant,
 }
 
@@ -89,7 +72,7 @@ pub struct GradientReducer {
     distribution: Arc<Distribution>,
     wire: Wire,
     device: Device,
-    in_flight: Vec<InFlight>,
+    in_flight: Vec<PendingReduction>,
     /// For each chunk, how many of its buckets have been started, or passed because they are
     /// frozen.
     started: Vec<usize>,
@@ -186,11 +169,11 @@ impl GradientReducer {
             }
             let group = distribution.shards(bucket.replicas);
             let part = GradientPart::Bucket { chunk, bucket: number };
-            let request = match TensorExchange::for_device(group, &self.device) {
-                Some(way) => Reducing::OnDevice(self.start_on_device(&way, part, bucket, gradients)?),
-                None => Reducing::OnHost(self.start_on_host(group, part, bucket, gradients)?),
+            let transfer = match TensorExchange::for_device(group, &self.device) {
+                Some(way) => PendingTransfer::OnDevice(self.start_on_device(&way, part, bucket, gradients)?),
+                None => PendingTransfer::OnHost(self.start_on_host(group, part, bucket, gradients)?),
             };
-            self.in_flight.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
+            self.in_flight.push(PendingReduction { chunk, bucket: number, transfer, started: Instant::now() });
         }
         Ok(())
     }
@@ -304,16 +287,13 @@ impl GradientReducer {
     }
 
     /// Waits for reductions and adds their results to the reduced gradients.
-    fn complete(&mut self, reductions: Vec<InFlight>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+    fn complete(&mut self, reductions: Vec<PendingReduction>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let first = reductions.first().map(|reduction| reduction.started);
         let backward_ended = Instant::now();
         let mut exposed = None;
         let mut reductions = reductions.into_iter();
-        while let Some(InFlight { chunk, bucket, request, .. }) = reductions.next() {
-            let reduced = match request {
-                Reducing::OnHost(request) => Reduced::Host(request.wait()?),
-                Reducing::OnDevice(request) => Reduced::Device(request.wait()?),
-            };
+        while let Some(PendingReduction { chunk, bucket, transfer, .. }) = reductions.next() {
+            let reduced = transfer.wait()?;
             if exposed.is_none() && all_have_arrived(reductions.as_mut_slice())? {
                 exposed = Some(backward_ended.elapsed());
             }
@@ -333,18 +313,18 @@ impl GradientReducer {
             for (number, bucket) in distribution.buckets(chunk).iter().enumerate().filter(|(_, b)| b.is_trained) {
                 if let Some(group) = distribution.instances(bucket.replicas) {
                     let op = distribution.reduce_op();
-                    let request = match TensorExchange::for_device(group, &self.device) {
+                    let transfer = match TensorExchange::for_device(group, &self.device) {
                         Some(way) => {
                             let rank = distribution.shards(bucket.replicas).rank();
                             let own = bucket.entries.iter().map(|entry| {
                                 (gradients.take_reduced(&entry.name), bucket.within_part(entry, rank).len())
                             });
                             let values = self.packing().concatenated(own, bucket.part_len());
-                            Reducing::OnDevice(way.start_all_reduce(values, op)?)
+                            PendingTransfer::OnDevice(way.start_all_reduce(values, op)?)
                         }
-                        None => Reducing::OnHost(group.start_all_reduce(self.fill_part(bucket, gradients), op)?),
+                        None => PendingTransfer::OnHost(group.start_all_reduce(self.fill_part(bucket, gradients), op)?),
                     };
-                    reductions.push(InFlight { chunk, bucket: number, request, started: Instant::now() });
+                    reductions.push(PendingReduction { chunk, bucket: number, transfer, started: Instant::now() });
                 }
             }
         }
@@ -394,15 +374,20 @@ impl GradientReducer {
     }
 
     /// Puts a reduced bucket, or this rank's part of it, back as gradients of its parameters.
-    fn spread(&self, chunk: usize, bucket: usize, reduced: &Reduced, gradients: &mut GradientBuffer) {
+    fn spread(&self, chunk: usize, bucket: usize, reduced: &TransferBuffer, gradients: &mut GradientBuffer) {
         let bucket = &self.distribution.buckets(chunk)[bucket];
         let mut start = 0;
         for entry in &bucket.entries {
             let tensor = match reduced {
-                Reduced::Host(HostBuffer::F32(values)) => self.tensor(self.own(bucket, entry, values), DType::F32),
-                Reduced::Host(HostBuffer::Bf16(values)) => self.tensor(self.own(bucket, entry, values), DType::BF16),
-                Reduced::Host(other) => unreachable!("gradients do not travel as {}", other.dtype()),
-                Reduced::Device(values) => {
+                TransferBuffer::OnHost(HostBuffer::F32(values)) => {
+                    self.tensor(self.own(bucket, entry, values), DType::F32)
+                }
+                TransferBuffer::OnHost(HostBuffer::Bf16(values)) => {
+                    self.tensor(self.own(bucket, entry, values), DType::BF16)
+                }
+                TransferBuffer::OnHost(other) => unreachable!("gradients do not travel as {}", other.dtype()),
+                // Parameters, or this rank's ranges of them, one after the other.
+                TransferBuffer::OnDevice(values) => {
                     let len = match self.distribution.sharding().divides_state() {
                         true => bucket.within_part(entry, self.distribution.shards(bucket.replicas).rank()).len(),
                         false => entry.num_elements,
@@ -428,14 +413,6 @@ impl GradientReducer {
         let count = values.len();
         Tensor::from_data(TensorData::new(values, [count]), (&self.device, dtype))
     }
-}
-
-/// Result of a reduction.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time")]
-enum Reduced {
-    Host(HostBuffer),
-    /// Parameters, or this rank's ranges of them, one after the other.
-    Device(Tensor<1>),
 }
 
 /// A parameter's own gradient as it is to be reduced, moved out of `gradients`.
@@ -465,9 +442,9 @@ fn squares(values: &HostBuffer) -> f64 {
     }
 }
 
-fn all_have_arrived(reductions: &mut [InFlight]) -> Result<bool, CommError> {
+fn all_have_arrived(reductions: &mut [PendingReduction]) -> Result<bool, CommError> {
     for reduction in reductions.iter_mut().rev() {
-        if !reduction.request.test()? {
+        if !reduction.transfer.test()? {
             return Ok(false);
         }
     }

@@ -6,13 +6,13 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bridge_dist::comm::{CommError, HostBuffer, Request};
-use bridge_regions::exchange::{TensorExchange, TensorRequest};
+use bridge_dist::comm::{CommError, HostBuffer};
+use bridge_regions::exchange::{PendingTransfer, TensorExchange, TransferBuffer};
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use half::{bf16, f16};
 
 use super::bucket::{Bucket, BucketEntry};
-use super::cast_gather::{CastGather, Casts, Codes, decoded, decoded_there};
+use super::cast_gather::{CastGather, Casts, decoded_on_device, decoded_on_host};
 use super::distribution::Distribution;
 use super::flat::{bytes_of, detached_part, part};
 use super::packing::{Packing, parameter_of};
@@ -29,22 +29,16 @@ pub(super) enum BucketState {
     Released,
 }
 
-/// A gather in flight.
-enum Arriving {
-    OnHost(Request),
-    OnDevice(TensorRequest),
-}
-
 /// A bucket that is being gathered, with its parameters.
 pub(super) struct Gathering {
-    request: Arriving,
+    transfer: PendingTransfer,
     device: Device,
     dtype: DType,
     /// Casts of weights that are gathered as 8-bit codes.
     casts: Casts,
 }
 
-/// A bucket that has come.
+/// A gathered bucket.
 enum Gathered {
     OnHost { values: HostBuffer, device: Device, dtype: DType, casts: Casts },
     OnDevice(Box<Tensor<1>>),
@@ -52,12 +46,12 @@ enum Gathered {
 
 impl Gathering {
     fn wait(self, bucket: &Bucket) -> Result<Gathered, CommError> {
-        let Self { request, device, dtype, casts } = self;
-        Ok(match request {
-            Arriving::OnHost(request) => Gathered::OnHost { values: request.wait()?, device, dtype, casts },
-            Arriving::OnDevice(request) if casts.is_empty() => Gathered::OnDevice(Box::new(request.wait()?)),
-            Arriving::OnDevice(request) => {
-                Gathered::OnDevice(Box::new(decoded_there(bucket, &request.wait()?, &casts, dtype)))
+        let Self { transfer, device, dtype, casts } = self;
+        Ok(match transfer.wait()? {
+            TransferBuffer::OnHost(values) => Gathered::OnHost { values, device, dtype, casts },
+            TransferBuffer::OnDevice(values) if casts.is_empty() => Gathered::OnDevice(Box::new(values)),
+            TransferBuffer::OnDevice(codes) => {
+                Gathered::OnDevice(Box::new(decoded_on_device(bucket, &codes, &casts, dtype)))
             }
         })
     }
@@ -68,9 +62,9 @@ impl Gathered {
     fn parameter(&self, bucket: &Bucket, place: usize, entry: &BucketEntry) -> Tensor<1> {
         match self {
             Self::OnHost { values: HostBuffer::U8(codes), device, dtype, casts } => {
-                decoded(bucket, entry, codes, casts[place], device, *dtype)
+                decoded_on_host(bucket, entry, codes, casts[place], device, *dtype)
             }
-            Self::OnHost { values, device, dtype, .. } => one_of(bucket, entry, values, device, *dtype),
+            Self::OnHost { values, device, dtype, .. } => parameter_from_host(bucket, entry, values, device, *dtype),
             Self::OnDevice(values) => parameter_of(bucket, entry, values),
         }
     }
@@ -269,7 +263,7 @@ impl ShardedParameters {
     /// Takes, by name, the largest magnitudes since the last call of this rank's shards of weights
     /// that are gathered as codes.
     pub fn take_cast_maxima(&mut self) -> BTreeMap<String, f32> {
-        self.casts.take_noted()
+        self.casts.take_shard_amax()
     }
 
     /// Time spent waiting for parameters since the last call.
@@ -396,12 +390,14 @@ impl ShardedParameters {
         let group = self.distribution.shards(bucket.replicas);
         let way = TensorExchange::for_device(group, &device);
         let (part, casts) = self.casts.encode(bucket, &self.distribution, &self.shards, way.is_some())?;
-        let request = match (part, way) {
-            (Codes::OnDevice(words), Some(way)) => Arriving::OnDevice(way.start_all_gather_bytes(words)?),
-            (Codes::OnHost(part), _) => Arriving::OnHost(group.start_all_gather(part)?),
-            (Codes::OnDevice(_), None) => unreachable!("codes are made where they travel"),
+        let transfer = match (part, way) {
+            (TransferBuffer::OnDevice(words), Some(way)) => {
+                PendingTransfer::OnDevice(way.start_all_gather_bytes(words)?)
+            }
+            (TransferBuffer::OnHost(part), _) => PendingTransfer::OnHost(group.start_all_gather(part)?),
+            (TransferBuffer::OnDevice(_), None) => unreachable!("codes are made where they travel"),
         };
-        Ok(Gathering { request, device, dtype, casts })
+        Ok(Gathering { transfer, device, dtype, casts })
     }
 
     /// Starts to gather one bucket from the ranges that `owned` gives.
@@ -418,17 +414,23 @@ impl ShardedParameters {
             let packing = Packing { device: &device, dtype };
             let pieces = places.zip(owned).map(|(place, value)| (Some(value), place.len()));
             let part = packing.concatenated(pieces, bucket.part_len());
-            let request = Arriving::OnDevice(way.start_all_gather(part)?);
-            return Ok(Gathering { request, device, dtype, casts: Casts::new() });
+            let transfer = PendingTransfer::OnDevice(way.start_all_gather(part)?);
+            return Ok(Gathering { transfer, device, dtype, casts: Casts::new() });
         }
         let parts: Vec<(Range<usize>, TensorData)> = places.zip(owned.into_iter().map(Tensor::into_data)).collect();
-        let request = Arriving::OnHost(group.start_all_gather(concatenate(&parts, bucket.part_len()))?);
-        Ok(Gathering { request, device, dtype, casts: Casts::new() })
+        let transfer = PendingTransfer::OnHost(group.start_all_gather(concatenate(&parts, bucket.part_len()))?);
+        Ok(Gathering { transfer, device, dtype, casts: Casts::new() })
     }
 }
 
 /// One parameter out of a gathered bucket.
-fn one_of(bucket: &Bucket, entry: &BucketEntry, values: &HostBuffer, device: &Device, dtype: DType) -> Tensor<1> {
+fn parameter_from_host(
+    bucket: &Bucket,
+    entry: &BucketEntry,
+    values: &HostBuffer,
+    device: &Device,
+    dtype: DType,
+) -> Tensor<1> {
     let shape = [entry.num_elements];
     let data = match values {
         HostBuffer::F32(values) => TensorData::new(bucket.gather(entry, values), shape),

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use burn::tensor::{DType as TensorDType, Device, FloatDType, Tensor};
 
 use bridge_dist::comm::device::{DeviceCall, DeviceExchange, DevicePart, DeviceWork, Extent};
-use bridge_dist::comm::{CommError, DType, Group, ReduceOp, Request};
+use bridge_dist::comm::{CommError, DType, Group, HostBuffer, ReduceOp, Request};
 
 mod memory;
 #[cfg(test)]
@@ -304,4 +304,48 @@ impl TensorRequest {
         let part = self.0.wait()?;
         Ok(copied(arrived(&part)))
     }
+}
+
+/// A transfer in flight, through host memory or on a device.
+#[must_use = "the result of the operation is returned by `wait`"]
+#[derive(Debug)]
+pub enum PendingTransfer {
+    /// A transfer of host memory.
+    OnHost(Request),
+    /// A transfer of a tensor.
+    OnDevice(TensorRequest),
+}
+
+impl PendingTransfer {
+    /// As [`TensorRequest::test`].
+    ///
+    /// # Errors
+    /// If the operation has failed; `wait` then returns an error too.
+    pub fn test(&mut self) -> Result<bool, CommError> {
+        match self {
+            Self::OnHost(request) => request.test(),
+            Self::OnDevice(request) => request.test(),
+        }
+    }
+
+    /// Blocks until the operation is complete, and returns its result.
+    ///
+    /// # Errors
+    /// Errors of the blocking form.
+    pub fn wait(self) -> Result<TransferBuffer, CommError> {
+        Ok(match self {
+            Self::OnHost(request) => TransferBuffer::OnHost(request.wait()?),
+            Self::OnDevice(request) => TransferBuffer::OnDevice(request.wait()?),
+        })
+    }
+}
+
+/// Elements that are sent or were received.
+#[expect(clippy::large_enum_variant, reason = "passed on at once, never stored")]
+#[derive(Debug)]
+pub enum TransferBuffer {
+    /// Elements in host memory.
+    OnHost(HostBuffer),
+    /// Elements on a device.
+    OnDevice(Tensor<1>),
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use bridge_dist::comm::{CommError, DType, Element, Group, HostBuffer, Request};
 use bridge_dist::schedule::{Action, Direction, Message};
-use bridge_regions::exchange::{TensorExchange, TensorRequest};
+use bridge_regions::exchange::{PendingTransfer, TensorExchange, TransferBuffer};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use half::bf16;
 
@@ -78,29 +78,23 @@ fn elements<T: Element + burn::tensor::Element>(data: TensorData) -> HostBuffer 
     data.try_into_vec::<T>().expect("the tensor was cast to this dtype").into()
 }
 
-/// A message that is expected.
-enum Incoming {
-    InHostMemory(Request),
-    OnDevice(TensorRequest),
-}
-
-/// A message that may not have left.
-enum Outgoing {
-    InHostMemory(Request),
+/// A send in flight.
+enum PendingSend {
+    OnHost(Request),
     OnDevice(Request<()>),
 }
 
-impl Outgoing {
+impl PendingSend {
     fn test(&mut self) -> Result<bool, CommError> {
         match self {
-            Self::InHostMemory(request) => request.test(),
+            Self::OnHost(request) => request.test(),
             Self::OnDevice(request) => request.test(),
         }
     }
 
     fn wait(self) -> Result<(), CommError> {
         match self {
-            Self::InHostMemory(request) => request.wait().map(drop),
+            Self::OnHost(request) => request.wait().map(drop),
             Self::OnDevice(request) => request.wait(),
         }
     }
@@ -119,9 +113,9 @@ pub(super) struct Transfers<'a> {
     /// Receives of the pass that are not posted yet, in the order in which they are waited for.
     later: VecDeque<Transfer>,
     /// Receives that are posted, in that order: each tensor of a boundary is a message of its own.
-    posted: VecDeque<(Transfer, Vec<(BoundaryTensor, Incoming)>)>,
+    posted: VecDeque<(Transfer, Vec<(BoundaryTensor, PendingTransfer)>)>,
     /// Sends that may not be complete.
-    sending: VecDeque<Outgoing>,
+    sending: VecDeque<PendingSend>,
 }
 
 impl<'a> Transfers<'a> {
@@ -138,17 +132,17 @@ impl<'a> Transfers<'a> {
             let (direction, message) = transfer;
             let request = |tensor: BoundaryTensor| {
                 let tag = message.tag(direction);
-                let request = match TensorExchange::for_device(self.group, &self.format.device) {
+                let transfer = match TensorExchange::for_device(self.group, &self.format.device) {
                     Some(way) => {
                         let (dtype, len) = (self.format.sent_dtype(tensor.dtype), tensor.shape.iter().product());
-                        Incoming::OnDevice(way.start_recv(dtype, len, message.peer, tag)?)
+                        PendingTransfer::OnDevice(way.start_recv(dtype, len, message.peer, tag)?)
                     }
                     None => {
                         let (dtype, len) = self.format.message(&tensor);
-                        Incoming::InHostMemory(self.group.start_recv(dtype, len, message.peer, tag)?)
+                        PendingTransfer::OnHost(self.group.start_recv(dtype, len, message.peer, tag)?)
                     }
                 };
-                Ok::<_, CommError>((tensor, request))
+                Ok::<_, CommError>((tensor, transfer))
             };
             let requests = declared(transfer).into_iter().map(request).collect::<Result<_, _>>()?;
             self.posted.push_back((transfer, requests));
@@ -163,10 +157,10 @@ impl<'a> Transfers<'a> {
     pub fn receive(&mut self, expected: Transfer, declared: Declared) -> Result<Boundary, CommError> {
         let (transfer, requests) = self.posted.pop_front().expect("receives are posted before they are waited for");
         assert_eq!(transfer, expected, "receives are waited for in the order of the actions");
-        let wait = |(tensor, request): (BoundaryTensor, Incoming)| {
-            let value = match request {
-                Incoming::InHostMemory(request) => self.format.decode(request.wait()?, &tensor),
-                Incoming::OnDevice(request) => request.wait()?.reshape(tensor.shape).cast(tensor.dtype),
+        let wait = |(tensor, transfer): (BoundaryTensor, PendingTransfer)| {
+            let value = match transfer.wait()? {
+                TransferBuffer::OnHost(values) => self.format.decode(values, &tensor),
+                TransferBuffer::OnDevice(values) => values.reshape(tensor.shape).cast(tensor.dtype),
             };
             Ok::<_, CommError>((tensor, value))
         };
@@ -184,11 +178,11 @@ impl<'a> Transfers<'a> {
                     let len = tensor.dims().iter().product::<usize>();
                     let wire = self.format.sent_dtype(tensor.dtype().into());
                     let flat: Tensor<1> = tensor.without_autodiff().cast(wire).reshape([len]);
-                    Outgoing::OnDevice(way.start_send(flat, message.peer, tag)?)
+                    PendingSend::OnDevice(way.start_send(flat, message.peer, tag)?)
                 }
                 None => {
                     let buffer = self.format.encode(tensor);
-                    Outgoing::InHostMemory(self.group.start_send(buffer, message.peer, tag)?)
+                    PendingSend::OnHost(self.group.start_send(buffer, message.peer, tag)?)
                 }
             });
         }
@@ -205,6 +199,6 @@ impl<'a> Transfers<'a> {
 
     /// Waits until all sends are complete.
     pub fn finish(&mut self) -> Result<(), CommError> {
-        self.sending.drain(..).try_for_each(Outgoing::wait)
+        self.sending.drain(..).try_for_each(PendingSend::wait)
     }
 }
