@@ -19,9 +19,9 @@ use super::sharing::{copy_group, instance_group, replica_group, row_copies, shar
 use crate::model::{ModelChunk, ReplicaGroup};
 use crate::timers::{TimerLevel, Timers};
 
-/// One parameter's place.
+/// Placement of one parameter on the ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ParameterPlacement {
     /// Over which ranks its gradient is summed.
     pub replicas: ReplicaGroup,
     /// The elements of it that this rank owns among the ranks of [`Distribution::shards`].
@@ -69,12 +69,12 @@ pub struct SavedGradient<'a> {
 pub struct Distribution {
     groups: ProcessGroups,
     settings: DistributionSettings,
-    places: BTreeMap<String, Place>,
+    places: BTreeMap<String, ParameterPlacement>,
     /// Buckets of each chunk; none where nothing is reduced.
     buckets: Vec<Vec<Bucket>>,
     /// Names of the trained parameters of the whole model, in order, once they have been asked for.
     trained: OnceLock<Vec<String>>,
-    /// The tensor-parallel ranks that hold the same rows of some parameters ([`Place::shared`]).
+    /// The tensor-parallel ranks that hold the same rows of some parameters ([`ParameterPlacement::shared`]).
     row_copies: Option<Group>,
 }
 
@@ -101,7 +101,7 @@ impl Distribution {
             let replicas = parameter.placement.replicas;
             let is_tied = tied.contains(&parameter.name);
             let (of_shards, of_copies) = (shards(replicas), copy_group(&groups, replicas));
-            let place = Place {
+            let place = ParameterPlacement {
                 replicas,
                 owned: owned_range(parameter.num_elements(), of_shards.rank(), of_shards.size()),
                 num_elements: parameter.num_elements(),
@@ -208,7 +208,7 @@ impl Distribution {
 
     /// Factor on gradients of a kind before they are reduced: an average over fewer ranks than all
     /// replicas of the data divides by too little.
-    pub(super) fn scale_before(&self, replicas: ReplicaGroup) -> f64 {
+    pub(super) fn pre_reduce_scale(&self, replicas: ReplicaGroup) -> f64 {
         match self.settings.average_in_collective {
             true => self.replicas(replicas).size() as f64 / self.groups.data_context().size() as f64,
             false => 1.0,
@@ -219,7 +219,7 @@ impl Distribution {
     /// all other gradients.
     pub(super) fn scale_unreduced(&self, gradients: &mut GradientBuffer) {
         for kind in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
-            let scale = self.scale_before(kind);
+            let scale = self.pre_reduce_scale(kind);
             if self.replicas(kind).size() > 1 || scale == 1.0 {
                 continue;
             }
@@ -245,7 +245,7 @@ impl Distribution {
     /// The elements of a parameter that this rank keeps between steps where parameters are sharded;
     /// `None` where they are not, and for a parameter that is nevertheless whole.
     pub fn shard_range(&self, name: &str) -> Option<Range<usize>> {
-        let is_sharded = |place: &&Place| self.settings.sharding == Sharding::Full && !place.is_whole;
+        let is_sharded = |place: &&ParameterPlacement| self.settings.sharding == Sharding::Full && !place.is_whole;
         let place = self.places.get(name).filter(is_sharded)?;
         Some(place.owned.clone())
     }
@@ -367,13 +367,13 @@ impl Distribution {
     /// # Errors
     /// If ranks cannot add up.
     pub fn model_size(&self) -> Result<ModelSize, CommError> {
-        let mine = |counts: &dyn Fn(&Place) -> bool| -> usize {
+        let mine = |counts: &dyn Fn(&ParameterPlacement) -> bool| -> usize {
             let counted = self.places.iter().filter(|(_, place)| counts(place));
             counted.filter_map(|(name, _)| self.saved_elements(name)).map(|saved| saved.len()).sum()
         };
         let (parameters, trained) = (mine(&|_| true), mine(&|place| place.is_trained));
-        let over_world = |count: usize| Ok(self.over_world(count as f64)? as u64);
-        Ok(ModelSize { parameters: over_world(parameters)?, trained: over_world(trained)? })
+        let sum_over_world = |count: usize| Ok(self.sum_over_world(count as f64)? as u64);
+        Ok(ModelSize { parameters: sum_over_world(parameters)?, trained: sum_over_world(trained)? })
     }
 
     /// Zero entries among all gradients of the model, over all ranks.
@@ -383,7 +383,7 @@ impl Distribution {
     pub fn num_zeros(&self, gradients: &GradientBuffer) -> Result<u64, CommError> {
         let mut zeros = 0;
         self.visit_counted(gradients, &mut |_, part| zeros += count_zeros(&part));
-        Ok(self.over_world(zeros as f64)? as u64)
+        Ok(self.sum_over_world(zeros as f64)? as u64)
     }
 
     /// As [`Self::visit_counted`], of one value that has the form of a parameter.
@@ -392,7 +392,7 @@ impl Distribution {
     }
 
     /// A figure added up over all ranks.
-    pub(super) fn over_world(&self, figure: f64) -> Result<f64, CommError> {
+    pub(super) fn sum_over_world(&self, figure: f64) -> Result<f64, CommError> {
         let mut figures = [figure];
         if self.groups.world().size() > 1 {
             self.groups.world().all_reduce((&mut figures).into(), ReduceOp::Sum)?;
@@ -400,9 +400,10 @@ impl Distribution {
         Ok(figures[0])
     }
 
-    /// Completes reduced gradients across the ranks that share a model: norms under sequence
-    /// parallelism, keys and values that several ranks use, tied embeddings.
-    pub(super) fn complete(
+    /// Sums reduced gradients over the ranks that share a model, of parameters that several of them
+    /// hold: norms under sequence parallelism, keys and values that several ranks use, tied
+    /// embeddings.
+    pub(super) fn all_reduce_shared(
         &self,
         gradients: &mut GradientBuffer,
         device: &Device,
@@ -426,7 +427,7 @@ impl Distribution {
 
     /// Elements that ranks which share a model sum for some parameters. Ranks with other shards of
     /// the same parameters send as much.
-    fn shared(&self, wanted: impl Fn(&Place) -> bool) -> SharedParameters<'_> {
+    fn shared(&self, wanted: impl Fn(&ParameterPlacement) -> bool) -> SharedParameters<'_> {
         let places: Vec<_> = self.places.iter().filter(|(_, place)| place.is_trained && wanted(place)).collect();
         let divides = self.settings.sharding.divides_state();
         let parts = |kind: ReplicaGroup| if divides { self.shards(kind).size() } else { 1 };
@@ -452,13 +453,13 @@ impl Distribution {
     }
 
     /// Some elements of a parameter, within this rank's part of its gradient.
-    fn elements<'a>(&self, name: &'a str, place: &Place, some: Range<usize>) -> SharedElements<'a> {
+    fn elements<'a>(&self, name: &'a str, place: &ParameterPlacement, some: Range<usize>) -> SharedElements<'a> {
         let range = self.range_of(place);
         let some = common(&range, &some);
         SharedElements { name, held: range.len(), elements: some.start - range.start..some.end - range.start }
     }
 
-    fn range_of(&self, place: &Place) -> Range<usize> {
+    fn range_of(&self, place: &ParameterPlacement) -> Range<usize> {
         if self.settings.sharding.divides_state() { place.owned.clone() } else { 0..place.num_elements }
     }
 }

@@ -13,7 +13,7 @@ use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::offload::{Arriving, Offload, OffloadSettings, OffloadedElements, Wanted, to_device};
 use super::rules::{self, Algorithm, Unit, UpdateBatch, UpdateStep};
-use super::scales::{Magnitudes, Scales, as_taken};
+use super::scales::{Magnitudes, Scales, low_precision_gradient};
 use super::slot::Slot;
 use super::update_times::{CopyTimes, UpdateTimer};
 use super::{Distribution, GradientBuffer, ShardedParameters};
@@ -57,7 +57,7 @@ pub struct StepOutcome {
 
 /// A parameter that is trained.
 #[derive(Debug)]
-pub(super) struct Trained {
+pub(super) struct TrainedParameter {
     /// Index of the parameter's group.
     group: usize,
     /// Shape of this rank's shard of the parameter.
@@ -70,7 +70,7 @@ pub(super) struct Trained {
     "optimizer.optimizer = {rule}: its update needs whole parameters, which are not gathered for it, and {parameter} is divided over {ranks} \
      ranks; expected one rank for each (no ddp.use_distributed_optimizer, full sharding or tensor parallelism), or one of the rules {others}"
 )]
-pub struct CutParameter {
+pub struct ShardedParameterError {
     rule: &'static str,
     parameter: String,
     ranks: &'static str,
@@ -82,7 +82,7 @@ pub struct CutParameter {
 pub struct Optimizer {
     pub(super) settings: OptimizerSettings,
     groups: Vec<ParameterGroup>,
-    pub(super) trained: BTreeMap<String, Trained>,
+    pub(super) trained: BTreeMap<String, TrainedParameter>,
     pub(super) slots: BTreeMap<String, Slot>,
     pub(super) offload: Offload,
     pub(super) distribution: Arc<Distribution>,
@@ -98,7 +98,7 @@ pub struct Optimizer {
 }
 
 /// Callback that inspects parameters.
-type Look<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
+type ParameterVisitor<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
@@ -110,9 +110,9 @@ impl Optimizer {
         chunks: &[Box<dyn ModelChunk>],
         provider: &dyn OverrideProvider,
         distribution: Arc<Distribution>,
-    ) -> Result<Self, CutParameter> {
+    ) -> Result<Self, ShardedParameterError> {
         let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
-        refuse_cuts(&settings.algorithm, parameters(), &distribution)?;
+        refuse_sharded_parameters(&settings.algorithm, parameters(), &distribution)?;
         let groups = groups::group(parameters(), provider);
         let group_of: BTreeMap<_, _> = groups
             .iter()
@@ -121,7 +121,7 @@ impl Optimizer {
             .collect();
         let trained = parameters().filter_map(|Declaration { name, shape, .. }| {
             let group = *group_of.get(name.as_str())?;
-            Some((name.clone(), Trained { group, shape: shape.clone() }))
+            Some((name.clone(), TrainedParameter { group, shape: shape.clone() }))
         });
         let trained = trained.collect();
         let updated = parameters().filter_map(|Declaration { name, .. }| {
@@ -214,7 +214,7 @@ impl Optimizer {
         let phase = |name| timers.start(name, TimerLevel::Phase);
         let unscale = 1.0 / (scales.loss_scale * scales.divisor);
         let timer = phase("optimizer-unscale-and-check-inf");
-        let grad_norm = self.distribution.over_world(squares)?.sqrt() * unscale;
+        let grad_norm = self.distribution.sum_over_world(squares)?.sqrt() * unscale;
         drop(timer);
         let timer = self.settings.count_zeros.then(|| phase("optimizer-count-zeros"));
         let num_zeros = self.settings.count_zeros.then(|| self.distribution.num_zeros(gradients)).transpose()?;
@@ -232,7 +232,7 @@ impl Optimizer {
         self.batch = self.settings.algorithm.update.batch();
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
-            let mut visit = |f: &mut Look<'_>| owned.iter().for_each(|(name, value)| f(name, value));
+            let mut visit = |f: &mut ParameterVisitor<'_>| owned.iter().for_each(|(name, value)| f(name, value));
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
             let mut arriving = self.bring_down(gradients, &mut visit);
@@ -246,7 +246,7 @@ impl Optimizer {
             let _timer = phase("params-all-gather");
             self.parameters.publish(chunks, updated)?;
         } else {
-            let mut visit = |f: &mut Look<'_>| {
+            let mut visit = |f: &mut ParameterVisitor<'_>| {
                 for chunk in chunks.iter() {
                     chunk.visit_wanted(&|name| self.trained.contains_key(name), &mut |name, value| f(name, &value));
                 }
@@ -282,7 +282,7 @@ impl Optimizer {
         &self,
         gradients: &mut GradientBuffer,
         steps: &[UpdateStep<'_>],
-        visit: &mut dyn FnMut(&mut Look<'_>),
+        visit: &mut dyn FnMut(&mut ParameterVisitor<'_>),
     ) -> Result<Scales, CommError> {
         let algorithm = &self.settings.algorithm;
         let Some(formats) = algorithm.formats.as_deref().filter(|formats| formats.num_scales() > 0) else {
@@ -292,7 +292,7 @@ impl Optimizer {
         let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
         let mut arriving = self.bring_down(gradients, visit);
         visit(&mut |name, value| {
-            let Some(Trained { group, shape }) = self.trained.get(name) else { return };
+            let Some(TrainedParameter { group, shape }) = self.trained.get(name) else { return };
             let (value, gradient) = if self.offload.has(name) {
                 let (value, gradient) = arriving.take(name).beside(value);
                 gradient.iter().for_each(|gradient| gradients.set(name, gradient.clone()));
@@ -300,7 +300,7 @@ impl Optimizer {
             } else {
                 (value.clone(), gradients.get(name).cloned())
             };
-            let gradient = gradient.map_or_else(|| zeros_like(&value), as_taken);
+            let gradient = gradient.map_or_else(|| zeros_like(&value), low_precision_gradient);
             let values = self.slots.get(name).unwrap_or(&empty).values(formats, value);
             magnitudes.insert(name, update.magnitudes(&values, &gradient, &UpdateStep { shape, ..steps[*group] }));
         });
@@ -309,7 +309,7 @@ impl Optimizer {
 
     /// Starts the transfers to host memory of the gradients and parameters that offloaded updates
     /// read; `visit` enumerates them.
-    fn bring_down(&self, gradients: &mut GradientBuffer, visit: &mut dyn FnMut(&mut Look<'_>)) -> Arriving {
+    fn bring_down(&self, gradients: &mut GradientBuffer, visit: &mut dyn FnMut(&mut ParameterVisitor<'_>)) -> Arriving {
         let mut all = Vec::new();
         if !self.offload.is_empty() {
             visit(&mut |name, value| {
@@ -371,14 +371,14 @@ impl Optimizer {
         gradient: Option<Tensor<1>>,
         steps: &[UpdateStep<'_>],
     ) -> Tensor<1> {
-        let Some(Trained { group, shape }) = self.trained.get(name) else {
+        let Some(TrainedParameter { group, shape }) = self.trained.get(name) else {
             return value;
         };
         let algorithm = &self.settings.algorithm;
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
         let gradient = gradient.map(match value.dtype() {
-            _ if algorithm.formats.is_some() => as_taken,
+            _ if algorithm.formats.is_some() => low_precision_gradient,
             DType::F32 => to_float32,
             // The update rule widens 16-bit gradients itself.
             _ => std::convert::identity,
@@ -412,7 +412,7 @@ impl Optimizer {
     pub fn parameter_norm(&self, chunks: &[Box<dyn ModelChunk>]) -> Result<f64, CommError> {
         let mut sums = SquareSums::default();
         self.visit_counted(chunks, &mut |_, part| sums.add(&part));
-        Ok(self.distribution.over_world(sums.finish().into_iter().sum())?.sqrt())
+        Ok(self.distribution.sum_over_world(sums.finish().into_iter().sum())?.sqrt())
     }
 
     /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank
@@ -466,11 +466,11 @@ impl Optimizer {
 }
 
 /// Refuses layouts that shard the parameters of a rule that needs whole ones.
-pub(super) fn refuse_cuts<'a>(
+pub(super) fn refuse_sharded_parameters<'a>(
     algorithm: &Algorithm,
     mut parameters: impl Iterator<Item = &'a Declaration>,
     distribution: &Distribution,
-) -> Result<(), CutParameter> {
+) -> Result<(), ShardedParameterError> {
     if algorithm.rule.unit == Unit::Element {
         return Ok(());
     }
@@ -478,7 +478,7 @@ pub(super) fn refuse_cuts<'a>(
     let cut = |parameter: &&Declaration| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
     parameters.find(cut).map_or(Ok(()), |parameter| {
         let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.declared.name);
-        Err(CutParameter {
+        Err(ShardedParameterError {
             rule: algorithm.rule.declared.name,
             parameter: parameter.name.clone(),
             ranks: if divides_state { "data-parallel" } else { "tensor-parallel" },

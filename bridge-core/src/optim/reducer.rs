@@ -17,25 +17,16 @@ use super::flat::detached_part;
 use super::packing::Packing;
 use crate::timers::{TimerLevel, Timers};
 
-/// Element type of gradients on their way between ranks.
+/// dtype in which gradients are communicated in reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wire {
+pub enum ReduceDType {
     /// float32.
     Float32,
     /// bfloat16; ranks add up in float32 and round once.
     BFloat16,
 }
 
-/// Selects if norms of a rank's own gradients are computed before ranks sum them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OwnGradients {
-    /// Norms are not computed.
-    Unseen,
-    /// Norms are computed, at the cost of one more read of every gradient.
-    Measured,
-}
-
-/// A part of a rank's own gradients.
+/// Part of a rank's local gradients, before ranks sum them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum GradientPart {
     /// Bucket of a chunk, over all micro-batches: tensors that are communicated together.
@@ -70,7 +61,7 @@ struct PendingReduction {
 /// Reduces the gradients of one step.
 pub struct GradientReducer {
     distribution: Arc<Distribution>,
-    wire: Wire,
+    dtype: ReduceDType,
     device: Device,
     in_flight: Vec<PendingReduction>,
     /// For each chunk, how many of its buckets have been started, or passed because they are
@@ -78,9 +69,9 @@ pub struct GradientReducer {
     started: Vec<usize>,
     times: ReductionTimes,
     timers: Arc<Timers>,
-    own: OwnGradients,
-    /// Sums of squares of this rank's own gradients of a step, where they are measured.
-    own_squares: BTreeMap<GradientPart, f64>,
+    measures_local_norms: bool,
+    /// Sums of squares of this rank's local gradients of a step, if norms are measured.
+    local_squares: BTreeMap<GradientPart, f64>,
     /// Squares of parts on the device that have not been read, and their parts.
     unread_squares: (Vec<GradientPart>, SquareSums),
 }
@@ -103,28 +94,29 @@ impl std::fmt::Debug for GradientReducer {
 
 impl GradientReducer {
     /// A reducer whose results lie on `device`.
-    pub fn new(distribution: Arc<Distribution>, wire: Wire, device: Device) -> Self {
+    pub fn new(distribution: Arc<Distribution>, dtype: ReduceDType, device: Device) -> Self {
         let started = vec![0; distribution.num_chunks()];
         let timers = Arc::new(Timers::new(None));
         let times = ReductionTimes::default();
         Self {
             distribution,
-            wire,
+            dtype,
             device,
             in_flight: Vec::new(),
             started,
             times,
             timers,
-            own: OwnGradients::Unseen,
-            own_squares: BTreeMap::new(),
+            measures_local_norms: false,
+            local_squares: BTreeMap::new(),
             unread_squares: Default::default(),
         }
     }
 
-    /// Takes the norms of this rank's own gradients, or does not.
+    /// Measures norms of this rank's gradients before ranks sum them, if `measures_local_norms`, at
+    /// the cost of one more read of every gradient.
     #[must_use]
-    pub fn checking(mut self, own: OwnGradients) -> Self {
-        self.own = own;
+    pub fn with_local_norms(mut self, measures_local_norms: bool) -> Self {
+        self.measures_local_norms = measures_local_norms;
         self
     }
 
@@ -143,7 +135,7 @@ impl GradientReducer {
     ///
     /// # Errors
     /// If a reduction cannot be started, or fails.
-    pub fn left_segment(
+    pub fn reduce_complete_buckets(
         &mut self,
         chunk: usize,
         segment: usize,
@@ -154,7 +146,7 @@ impl GradientReducer {
             return Ok(());
         }
         let started = std::mem::take(&mut self.in_flight);
-        self.complete(started, gradients)
+        self.wait_for(started, gradients)
     }
 
     fn start(&mut self, chunk: usize, segment: usize, gradients: &mut GradientBuffer) -> Result<(), CommError> {
@@ -185,9 +177,9 @@ impl GradientReducer {
         bucket: &Bucket,
         gradients: &mut GradientBuffer,
     ) -> Result<Request, CommError> {
-        let values = self.fill(bucket, gradients);
-        if self.own == OwnGradients::Measured {
-            *self.own_squares.entry(part).or_default() += squares(&values);
+        let values = self.pack(bucket, gradients);
+        if self.measures_local_norms {
+            *self.local_squares.entry(part).or_default() += squares(&values);
         }
         let op = self.distribution.reduce_op();
         match self.distribution.sharding().divides_state() {
@@ -211,7 +203,7 @@ impl GradientReducer {
             true => packing.by_rank(bucket, take),
             false => packing.concatenated(with_sizes(bucket, take), bucket.len()),
         };
-        if self.own == OwnGradients::Measured {
+        if self.measures_local_norms {
             // Read when the step's are: reading now would wait for the device.
             self.unread_squares.1.add(&values);
             self.unread_squares.1.launch();
@@ -225,9 +217,9 @@ impl GradientReducer {
 
     /// Packing of buckets on the device.
     fn packing(&self) -> Packing<'_> {
-        let dtype = match self.wire {
-            Wire::Float32 => DType::F32,
-            Wire::BFloat16 => DType::BF16,
+        let dtype = match self.dtype {
+            ReduceDType::Float32 => DType::F32,
+            ReduceDType::BFloat16 => DType::BF16,
         };
         Packing { device: &self.device, dtype }
     }
@@ -245,7 +237,7 @@ impl GradientReducer {
         let (of_chunk, others) = in_flight.partition(|reduction| reduction.chunk == chunk);
         self.in_flight = others;
         self.started[chunk] = 0;
-        self.complete(of_chunk, gradients)
+        self.wait_for(of_chunk, gradients)
     }
 
     /// Starts the remaining reductions, waits for all, and leaves the reduced gradients in
@@ -266,28 +258,28 @@ impl GradientReducer {
             }
             self.started.fill(0);
             let all = std::mem::take(&mut self.in_flight);
-            self.complete(all, gradients)?;
+            self.wait_for(all, gradients)?;
         }
-        if self.own == OwnGradients::Measured {
+        if self.measures_local_norms {
             let (parts, unread) = std::mem::take(&mut self.unread_squares);
             for (part, squares) in parts.into_iter().zip(unread.finish()) {
-                *self.own_squares.entry(part).or_default() += squares;
+                *self.local_squares.entry(part).or_default() += squares;
             }
             let mut sums = SquareSums::default();
             gradients.iter().for_each(|(_, gradient)| sums.add(gradient));
             let unreduced = sums.finish().into_iter().reduce(|a, b| a + b);
-            self.own_squares.extend(unreduced.map(|squares| (GradientPart::Unreduced, squares)));
+            self.local_squares.extend(unreduced.map(|squares| (GradientPart::Unreduced, squares)));
         }
         self.reduce_over_instances(gradients)?;
         gradients.adopt_reduced();
         let distribution = Arc::clone(&self.distribution);
         distribution.scale_unreduced(gradients);
         drop(timer);
-        distribution.complete(gradients, &self.device, &timers)
+        distribution.all_reduce_shared(gradients, &self.device, &timers)
     }
 
     /// Waits for reductions and adds their results to the reduced gradients.
-    fn complete(&mut self, reductions: Vec<PendingReduction>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
+    fn wait_for(&mut self, reductions: Vec<PendingReduction>, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let first = reductions.first().map(|reduction| reduction.started);
         let backward_ended = Instant::now();
         let mut exposed = None;
@@ -297,7 +289,7 @@ impl GradientReducer {
             if exposed.is_none() && all_have_arrived(reductions.as_mut_slice())? {
                 exposed = Some(backward_ended.elapsed());
             }
-            self.spread(chunk, bucket, &reduced, gradients);
+            self.unpack(chunk, bucket, &reduced, gradients);
         }
         self.times.exposed += exposed.unwrap_or_default();
         self.times.in_flight += first.map_or(Duration::ZERO, |first| first.elapsed());
@@ -322,27 +314,27 @@ impl GradientReducer {
                             let values = self.packing().concatenated(own, bucket.part_len());
                             PendingTransfer::OnDevice(way.start_all_reduce(values, op)?)
                         }
-                        None => PendingTransfer::OnHost(group.start_all_reduce(self.fill_part(bucket, gradients), op)?),
+                        None => PendingTransfer::OnHost(group.start_all_reduce(self.pack_part(bucket, gradients), op)?),
                     };
                     reductions.push(PendingReduction { chunk, bucket: number, transfer, started: Instant::now() });
                 }
             }
         }
-        self.complete(reductions, gradients)
+        self.wait_for(reductions, gradients)
     }
 
     /// Forgets a step that will not be finished.
     pub fn clear(&mut self) {
         self.in_flight.clear();
         self.started.fill(0);
-        self.own_squares.clear();
+        self.local_squares.clear();
         self.unread_squares = Default::default();
     }
 
-    /// Norms of this rank's own gradients of the step, before ranks added them up; none unless they
-    /// are [measured](OwnGradients::Measured).
-    pub fn take_own_norms(&mut self) -> Vec<(GradientPart, f64)> {
-        let squares = std::mem::take(&mut self.own_squares).into_iter();
+    /// Norms of this rank's gradients of the step, before ranks summed them; none unless they are
+    /// [measured](Self::with_local_norms).
+    pub fn take_local_norms(&mut self) -> Vec<(GradientPart, f64)> {
+        let squares = std::mem::take(&mut self.local_squares).into_iter();
         squares.map(|(part, squares)| (part, squares.sqrt())).collect()
     }
 
@@ -352,38 +344,38 @@ impl GradientReducer {
     }
 
     /// A bucket's gradients, moved out of `gradients`. A parameter without gradient counts as zero.
-    fn fill(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
+    fn pack(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
         let take = |name: &str| scaled_gradient(&self.distribution, bucket, name, gradients);
-        match self.wire {
-            Wire::Float32 => packed(bucket, bucket.len(), take, Bucket::scatter::<f32>).into(),
-            Wire::BFloat16 => packed(bucket, bucket.len(), take, Bucket::scatter::<bf16>).into(),
+        match self.dtype {
+            ReduceDType::Float32 => packed(bucket, bucket.len(), take, Bucket::scatter::<f32>).into(),
+            ReduceDType::BFloat16 => packed(bucket, bucket.len(), take, Bucket::scatter::<bf16>).into(),
         }
     }
 
     /// This rank's part of a bucket's reduced gradients, moved out of `gradients`.
-    fn fill_part(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
+    fn pack_part(&self, bucket: &Bucket, gradients: &mut GradientBuffer) -> HostBuffer {
         fn put<T: Copy>(rank: usize) -> impl Fn(&Bucket, &BucketEntry, &[T], &mut [T]) {
             move |bucket, entry, own, part| part[bucket.within_part(entry, rank)].copy_from_slice(own)
         }
         let rank = self.distribution.shards(bucket.replicas).rank();
         let take = |name: &str| gradients.take_reduced(name);
-        match self.wire {
-            Wire::Float32 => packed(bucket, bucket.part_len(), take, put::<f32>(rank)).into(),
-            Wire::BFloat16 => packed(bucket, bucket.part_len(), take, put::<bf16>(rank)).into(),
+        match self.dtype {
+            ReduceDType::Float32 => packed(bucket, bucket.part_len(), take, put::<f32>(rank)).into(),
+            ReduceDType::BFloat16 => packed(bucket, bucket.part_len(), take, put::<bf16>(rank)).into(),
         }
     }
 
     /// Puts a reduced bucket, or this rank's part of it, back as gradients of its parameters.
-    fn spread(&self, chunk: usize, bucket: usize, reduced: &TransferBuffer, gradients: &mut GradientBuffer) {
+    fn unpack(&self, chunk: usize, bucket: usize, reduced: &TransferBuffer, gradients: &mut GradientBuffer) {
         let bucket = &self.distribution.buckets(chunk)[bucket];
         let mut start = 0;
         for entry in &bucket.entries {
             let tensor = match reduced {
                 TransferBuffer::OnHost(HostBuffer::F32(values)) => {
-                    self.tensor(self.own(bucket, entry, values), DType::F32)
+                    self.tensor(self.owned(bucket, entry, values), DType::F32)
                 }
                 TransferBuffer::OnHost(HostBuffer::Bf16(values)) => {
-                    self.tensor(self.own(bucket, entry, values), DType::BF16)
+                    self.tensor(self.owned(bucket, entry, values), DType::BF16)
                 }
                 TransferBuffer::OnHost(other) => unreachable!("gradients do not travel as {}", other.dtype()),
                 // Parameters, or this rank's ranges of them, one after the other.
@@ -401,7 +393,7 @@ impl GradientReducer {
     }
 
     /// Elements of a parameter's reduced gradient that this rank keeps.
-    fn own<T: Copy>(&self, bucket: &Bucket, entry: &BucketEntry, values: &[T]) -> Vec<T> {
+    fn owned<T: Copy>(&self, bucket: &Bucket, entry: &BucketEntry, values: &[T]) -> Vec<T> {
         if !self.distribution.sharding().divides_state() {
             return bucket.gather(entry, values);
         }
@@ -415,14 +407,14 @@ impl GradientReducer {
     }
 }
 
-/// A parameter's own gradient as it is to be reduced, moved out of `gradients`.
+/// A parameter's local gradient as it is to be reduced, moved out of `gradients`.
 fn scaled_gradient(
     distribution: &Distribution,
     bucket: &Bucket,
     name: &str,
     gradients: &mut GradientBuffer,
 ) -> Option<Tensor<1>> {
-    gradients.take_scaled(name, distribution.scale_before(bucket.replicas))
+    gradients.take_scaled(name, distribution.pre_reduce_scale(bucket.replicas))
 }
 
 /// Results of `take` for each parameter of a bucket, with its elements.

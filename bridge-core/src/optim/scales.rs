@@ -50,8 +50,8 @@ impl Magnitudes {
     }
 }
 
-/// A gradient as updates of states in less than 32 bits take it.
-pub(super) fn as_taken(gradient: Tensor<1>) -> Tensor<1> {
+/// Gradient in a dtype that updates of states in less than 32 bits accept: float32 or bfloat16.
+pub(super) fn low_precision_gradient(gradient: Tensor<1>) -> Tensor<1> {
     match gradient.dtype() {
         DType::F32 | DType::BF16 => gradient,
         _ => gradient.cast(burn::tensor::FloatDType::F32),

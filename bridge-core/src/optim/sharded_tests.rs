@@ -25,8 +25,8 @@ pub(super) struct Trained {
     /// Bits of all parameters.
     pub values: BTreeMap<String, Vec<u64>>,
     norms: Vec<f64>,
-    /// Norms of the rank's own gradients, rounded: their squares may be summed in another order.
-    own_norms: Vec<(GradientPart, f32)>,
+    /// Norms of the rank's local gradients, rounded: their squares may be summed in another order.
+    local_norms: Vec<(GradientPart, f32)>,
     /// Elements of moments and master weights on this rank, and on all.
     state: (usize, usize),
     pub whole_state: OptimizerState,
@@ -82,9 +82,9 @@ fn train(algorithm: &Algorithm, ranks: usize, dtype: FloatDType, settings: Distr
 
 /// Transfer through copies in host memory or in shared device memory, and dtype of gradients in
 /// transfer.
-type Travel = (Devices, Wire);
+type Transport = (Devices, ReduceDType);
 
-const BY_HOST: Travel = (Devices::Apart, Wire::Float32);
+const THROUGH_HOST: Transport = (Devices::Apart, ReduceDType::Float32);
 
 /// With several instances of the distributed optimizer.
 fn train_instances(
@@ -106,11 +106,11 @@ pub(super) fn train_with(
     settings: DistributionSettings,
     offload: Option<OffloadSettings>,
 ) -> Vec<Trained> {
-    train_by(BY_HOST, algorithm, ranks, instances, dtype, settings, offload)
+    train_by(THROUGH_HOST, algorithm, ranks, instances, dtype, settings, offload)
 }
 
 fn train_by(
-    (devices, wire): Travel,
+    (devices, reduce_dtype): Transport,
     algorithm: &Algorithm,
     ranks: usize,
     instances: usize,
@@ -129,8 +129,8 @@ fn train_by(
             OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true, offload };
         let provider = StandardOverrides::default();
         let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution)).unwrap();
-        let reducer = GradientReducer::new(Arc::clone(&distribution), wire, Device::flex());
-        let mut reducer = reducer.checking(OwnGradients::Measured);
+        let reducer = GradientReducer::new(Arc::clone(&distribution), reduce_dtype, Device::flex());
+        let mut reducer = reducer.with_local_norms(true);
         // Some values are there, one is left for later.
         let deferred = DeferredParameters::default();
         let late = toy(3, dtype);
@@ -143,18 +143,18 @@ fn train_by(
             chunks[0].replace_parameters([("embedding", Replacement::Released)].into());
         }
         optimizer.parameters().shard(&mut chunks, &deferred);
-        let (mut norms, mut own_norms) = (Vec::new(), Vec::new());
+        let (mut norms, mut local_norms) = (Vec::new(), Vec::new());
         for step in 0..3 {
             let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
             fill(&mut gradients, chunks[0].as_ref(), 17 * step + rank);
             for segment in (0..chunks[0].segments().len()).rev() {
-                reducer.left_segment(0, segment, &mut gradients)?;
+                reducer.reduce_complete_buckets(0, segment, &mut gradients)?;
             }
             if settings.sharding.divides_gradients() {
                 reducer.end_micro_batch(0, &mut gradients)?;
             }
             reducer.finish(&mut gradients)?;
-            own_norms.extend(reducer.take_own_norms().into_iter().map(|(part, norm)| (part, norm as f32)));
+            local_norms.extend(reducer.take_local_norms().into_iter().map(|(part, norm)| (part, norm as f32)));
             let rates: Vec<_> = optimizer
                 .groups()
                 .map(|group| GroupRates { learning_rate: 0.01, weight_decay: 0.1 * group.wd_mult })
@@ -184,7 +184,7 @@ fn train_by(
         chunks[0].visit_parameters(&mut |name, value| {
             values.insert(name.to_owned(), value.into_data().iter::<f64>().map(f64::to_bits).collect());
         });
-        Ok(Trained { values, norms, own_norms, state: (elements(&state), elements(&whole_state)), whole_state })
+        Ok(Trained { values, norms, local_norms, state: (elements(&state), elements(&whole_state)), whole_state })
     };
     run_ranks_on(devices, ranks, Duration::from_secs(120), program).expect("all ranks succeed")
 }
@@ -242,7 +242,7 @@ fn sharding_changes_no_bit() {
     }
 }
 
-/// Without copies in host memory nothing changes: gradients of each wire, ranks that divide
+/// Without copies in host memory nothing changes: gradients of each dtype, ranks that divide
 /// parameters evenly and not, instances, averages.
 #[test]
 fn what_stays_on_the_device_has_the_same_bits() {
@@ -254,10 +254,10 @@ fn what_stays_on_the_device_has_the_same_bits() {
     };
     let padded = DistributionSettings { padding: BucketPadding::HighBandwidth, ..overlapped };
     let averaged = DistributionSettings { average_in_collective: true, ..DistributionSettings::default() };
-    for (ranks, instances, dtype, wire) in [
-        (2, 1, FloatDType::F32, Wire::Float32),
-        (3, 1, FloatDType::BF16, Wire::BFloat16),
-        (4, 2, FloatDType::F32, Wire::BFloat16),
+    for (ranks, instances, dtype, reduce_dtype) in [
+        (2, 1, FloatDType::F32, ReduceDType::Float32),
+        (3, 1, FloatDType::BF16, ReduceDType::BFloat16),
+        (4, 2, FloatDType::F32, ReduceDType::BFloat16),
     ] {
         for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             if instances > 1 && sharding == Sharding::None {
@@ -268,14 +268,14 @@ fn what_stays_on_the_device_has_the_same_bits() {
                     continue;
                 }
                 let settings = DistributionSettings { sharding, ..settings };
-                let by = |devices| train_by((devices, wire), &adam(), ranks, instances, dtype, settings, None);
+                let by = |devices| train_by((devices, reduce_dtype), &adam(), ranks, instances, dtype, settings, None);
                 for (found, expected) in by(Devices::Shared).iter().zip(&by(Devices::Apart)) {
-                    let what = format!("{settings:?}, {dtype:?}, {wire:?}, {ranks} ranks");
+                    let what = format!("{settings:?}, {dtype:?}, {reduce_dtype:?}, {ranks} ranks");
                     assert_eq!(found.norms, expected.norms, "{what}");
                     assert!(found.values == expected.values, "{what}: parameters differ");
                     assert_eq!(found.state, expected.state, "{what}");
-                    assert_eq!(found.own_norms, expected.own_norms, "{what}");
-                    assert!(!found.own_norms.is_empty(), "{what}");
+                    assert_eq!(found.local_norms, expected.local_norms, "{what}");
+                    assert!(!found.local_norms.is_empty(), "{what}");
                 }
             }
         }
@@ -333,11 +333,11 @@ fn overlap_of(settings: DistributionSettings) -> Vec<(bool, bool)> {
         parameters.prefetch(0, &(1..2))?;
         let starts = !ledger.take().is_empty();
         parameters.make_whole(&mut chunks)?;
-        let mut reducer = GradientReducer::new(Arc::clone(&distribution), Wire::Float32, Device::flex());
+        let mut reducer = GradientReducer::new(Arc::clone(&distribution), ReduceDType::Float32, Device::flex());
         let mut gradients = GradientBuffer::new(AccumulationDType::Float32);
         fill(&mut gradients, chunks[0].as_ref(), 1);
         let first = &distribution.buckets(0)[0];
-        reducer.left_segment(0, first.first_segment, &mut gradients)?;
+        reducer.reduce_complete_buckets(0, first.first_segment, &mut gradients)?;
         let is_there = gradients.take_reduced(&first.entries[0].name).is_some();
         reducer.end_micro_batch(0, &mut gradients)?;
         Ok((starts, is_there))

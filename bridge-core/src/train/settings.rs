@@ -4,7 +4,7 @@
 use burn::tensor::FloatDType;
 
 use crate::config::{self, RunConfig};
-use crate::optim::{GroupSettings, OptimizerSettings, OwnGradients, StandardOverrides, Wire, rules};
+use crate::optim::{GroupSettings, OptimizerSettings, ReduceDType, StandardOverrides, rules};
 use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, RankLocation, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -28,9 +28,9 @@ pub(in crate::train) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
     config.ddp.grad_reduce_in_fp32
 }
 
-pub(in crate::train) fn wire(config: &RunConfig) -> Wire {
+pub(in crate::train) fn reduce_dtype(config: &RunConfig) -> ReduceDType {
     let is_bfloat16 = params_dtype(config) == FloatDType::BF16;
-    if is_bfloat16 && !grad_reduce_in_fp32(config) { Wire::BFloat16 } else { Wire::Float32 }
+    if is_bfloat16 && !grad_reduce_in_fp32(config) { ReduceDType::BFloat16 } else { ReduceDType::Float32 }
 }
 
 pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {
@@ -125,11 +125,6 @@ pub(in crate::train) fn loss_checks(config: &RunConfig) -> LossChecks {
         check_for_nan_in_loss: settings.check_for_nan_in_loss,
         spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
     }
-}
-
-/// True if each rank checks its own gradients before ranks sum them.
-pub(in crate::train) fn own_gradients(config: &RunConfig) -> OwnGradients {
-    if config.ddp.check_for_nan_in_grad { OwnGradients::Measured } else { OwnGradients::Unseen }
 }
 
 /// The most detailed timers that run; `None` below 0.

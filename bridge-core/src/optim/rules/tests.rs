@@ -15,7 +15,7 @@ use super::*;
 use crate::config::optimizer_rules::{self, OptimizerRule, UpdateSize};
 use crate::config::{Format as RecipeFormat, Kinds, OptimizerConfig, RawConfig, Section};
 use crate::model::{ModelChunk, Shard};
-use crate::optim::optimizer::refuse_cuts;
+use crate::optim::optimizer::refuse_sharded_parameters;
 use crate::optim::{
     AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, Optimizer, OptimizerSettings,
     Sharding, StandardOverrides, StepScales,
@@ -287,9 +287,10 @@ fn a_rule_of_whole_parameters_refuses_cut_ones() {
     let chunks: Vec<Box<dyn ModelChunk>> = vec![toy(1, FloatDType::F32)];
     let distribution = Distribution::single(&chunks);
     let mut parameters = chunks[0].parameters().to_vec();
-    assert!(refuse_cuts(&settings.algorithm, parameters.iter(), &distribution).is_ok());
+    assert!(refuse_sharded_parameters(&settings.algorithm, parameters.iter(), &distribution).is_ok());
     parameters[1].placement.shard = Some(Shard::balanced(0, parameters[1].shape[0] * 2, 0, 2));
-    let message = refuse_cuts(&settings.algorithm, parameters.iter(), &distribution).unwrap_err().to_string();
+    let message =
+        refuse_sharded_parameters(&settings.algorithm, parameters.iter(), &distribution).unwrap_err().to_string();
     assert!(message.contains(&parameters[1].name) && message.contains("tensor-parallel"), "{message}");
-    assert!(refuse_cuts(&adam(), parameters.iter(), &distribution).is_ok());
+    assert!(refuse_sharded_parameters(&adam(), parameters.iter(), &distribution).is_ok());
 }

@@ -56,7 +56,7 @@ impl RegionHooks for TrainHooks<'_> {
         self.gradients.settle();
         match self.reduce {
             Reduce::Later => Ok(()),
-            Reduce::Now => self.reducer.left_segment(self.chunk, segments.start, self.gradients),
+            Reduce::Now => self.reducer.reduce_complete_buckets(self.chunk, segments.start, self.gradients),
         }
     }
 }

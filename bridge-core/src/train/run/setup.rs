@@ -302,9 +302,9 @@ fn build_training(
         stream_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(accumulation(config)),
-        reducer: GradientReducer::new(distribution, settings::wire(config), plain)
+        reducer: GradientReducer::new(distribution, settings::reduce_dtype(config), plain)
             .with_timers(timers)
-            .checking(settings::own_gradients(config)),
+            .with_local_norms(config.ddp.check_for_nan_in_grad),
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(settings::batch_size(config))?,
         loss_scaler: settings::loss_scaler(config)?,

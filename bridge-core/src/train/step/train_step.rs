@@ -31,7 +31,7 @@ use crate::train::step::micro_batches::StepData;
 use crate::train::step::predictions::{PredictionSums, loss_name};
 use crate::train::step::step_flops::SequenceLengths;
 use crate::train::step::training_run::TrainingRun;
-use crate::train::subsystems::OwnResults;
+use crate::train::subsystems::LocalResults;
 
 /// End of a step.
 pub(in crate::train) enum StepEnd {
@@ -279,12 +279,12 @@ impl PassTotals {
     ) -> Result<PassResult, StepError> {
         let timers = Arc::clone(&run.timers);
         let _sharing = timers.span("share-losses", Labels::default());
-        let own = OwnResults {
+        let local = LocalResults {
             loss_sums: self.loss_sums,
             num_tokens: self.own_tokens,
-            gradients: run.training.reducer.take_own_norms(),
+            gradients: run.training.reducer.take_local_norms(),
         };
-        run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &own)?;
+        run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &local)?;
         // The accuracy travels with the losses, so that it costs no message of its own.
         let is_counted = run.config.dataset.kind == FINETUNING && self.objective == LM_LOSS;
         if is_counted {

@@ -34,7 +34,7 @@ pub(in crate::train) struct LossWatch {
 }
 
 /// Results of one rank in a pass, before ranks sum anything.
-pub(in crate::train) struct OwnResults {
+pub(in crate::train) struct LocalResults {
     /// Loss of its part of each micro-batch, where the model ends.
     pub loss_sums: Vec<f64>,
     /// Tokens of that part.
@@ -89,13 +89,13 @@ impl LossWatch {
         &mut self,
         groups: &ProcessGroups,
         reporter: &Reporter,
-        own: &OwnResults,
+        local: &LocalResults,
     ) -> Result<(), SubsystemError> {
         let (pipeline, tensor) = (groups.pipeline(), groups.tensor());
         let has_losses = pipeline.rank() + 1 == pipeline.size() && tensor.rank() == 0;
         let mut findings = Vec::new();
-        let outcome = if has_losses { self.validate_losses(own, &mut findings) } else { Ok(()) };
-        let outcome = outcome.and_then(|()| self.validate_gradients(&own.gradients, &mut findings));
+        let outcome = if has_losses { self.validate_losses(local, &mut findings) } else { Ok(()) };
+        let outcome = outcome.and_then(|()| self.validate_gradients(&local.gradients, &mut findings));
         let notes: Vec<String> = findings.iter().map(Finding::to_string).collect();
         let world = groups.world();
         if world.size() == 1 {
@@ -114,8 +114,8 @@ impl LossWatch {
         }
     }
 
-    fn validate_losses(&mut self, own: &OwnResults, findings: &mut Vec<Finding>) -> Result<(), SubsystemError> {
-        for (loss_sum, tokens) in own.loss_sums.iter().zip(&own.num_tokens) {
+    fn validate_losses(&mut self, local: &LocalResults, findings: &mut Vec<Finding>) -> Result<(), SubsystemError> {
+        for (loss_sum, tokens) in local.loss_sums.iter().zip(&local.num_tokens) {
             let found = self.checks.validate(&mut self.rerun, loss_sum / tokens.max(1.0));
             findings.extend(found.map_err(|result| unexpected(result, "rerun_state_machine.check_for_nan_in_loss"))?);
         }

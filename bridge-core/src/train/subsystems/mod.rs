@@ -38,7 +38,7 @@ use serde_json::{Map, Value};
 
 pub(in crate::train) use best::best_of;
 pub use best::check_metric;
-pub(in crate::train) use loss_watch::{LossWatch, OwnResults};
+pub(in crate::train) use loss_watch::{LocalResults, LossWatch};
 pub use losses_of_run::LOSSES_KEY;
 pub(in crate::train) use memory_history::begin as begin_memory_history;
 
