@@ -45,7 +45,7 @@ pub use bucket::{
 pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{OverrideProvider, ParameterGroup, StandardOverrides};
-pub use offload::{OffloadSettings, OffloadedElements, Transfers, offloaded};
+pub use offload::{OffloadSettings, OffloadedElements, TransferTiming, offloaded};
 pub use optimizer::{Optimizer, OptimizerSettings, ShardedParameterError, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, ReduceDType, ReductionTimes};
 pub(crate) use saved::MASTER;

@@ -11,29 +11,29 @@ use bridge_kernels::optim::Stored;
 use burn::tensor::{DType, Device, Element, Tensor, TensorData};
 use half::{bf16, f16};
 
-/// Parameters whose gradients are in host memory already while another one is updated, or on their
-/// way. More would hide nothing: updates take longer than transfers or the other way round, and one
-/// parameter ahead keeps the faster of the two waiting; the second is there because sizes differ.
-const AHEAD: usize = 2;
+/// Parameters whose inputs are prefetched to host memory while another one is updated. More would
+/// hide nothing: updates take longer than transfers or the other way round, and one parameter ahead
+/// keeps the faster of the two waiting; the second is there because sizes differ.
+const PREFETCHED: usize = 2;
 
 /// Placement of states in host memory (`optimizer.optimizer_cpu_offload`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct OffloadSettings {
     /// Share of the trained elements of a rank whose states are there, `0..=1`: see [`offloaded`].
     pub fraction: f64,
-    /// When gradients come down.
-    pub transfers: Transfers,
+    /// Timing of the transfers of gradients.
+    pub transfers: TransferTiming,
 }
 
 /// Timing of the transfers to host memory of an update's inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transfers {
+pub enum TransferTiming {
     /// Inputs are transferred when their update is due.
     #[default]
-    InTurn,
+    OnDemand,
     /// Inputs are transferred while earlier updates are computed
     /// (`optimizer.overlap_cpu_optimizer_d2h_h2d`).
-    Ahead,
+    Prefetched,
 }
 
 /// True for each parameter of these sizes, in the optimizer's order, whose states are in host
@@ -65,7 +65,7 @@ pub struct OffloadedElements {
 pub(super) struct Offload {
     names: BTreeSet<String>,
     elements: OffloadedElements,
-    reader: Option<Arc<Reader>>,
+    prefetcher: Option<Arc<Prefetcher>>,
 }
 
 impl Offload {
@@ -87,9 +87,9 @@ impl Offload {
                 name.to_owned()
             })
             .collect();
-        let reads_ahead = transfers == Transfers::Ahead && !names.is_empty();
+        let prefetches = transfers == TransferTiming::Prefetched && !names.is_empty();
         let elements = OffloadedElements { moved, trained: sizes.iter().sum() };
-        Self { names, elements, reader: reads_ahead.then(|| Arc::new(Reader::start())) }
+        Self { names, elements, prefetcher: prefetches.then(|| Arc::new(Prefetcher::start())) }
     }
 
     /// True if no state is in host memory.
@@ -108,17 +108,17 @@ impl Offload {
     }
 
     /// Starts the transfers of the inputs of updates to host memory, in the order of the updates.
-    pub fn bring_down(&self, all: Vec<Wanted>) -> Arriving {
-        match &self.reader {
-            Some(reader) if !all.is_empty() => Arriving::ahead(Arc::clone(reader), all),
-            _ => Arriving::in_turn(all),
+    pub fn start_transfers(&self, all: Vec<UpdateInputs>) -> HostTransfers {
+        match &self.prefetcher {
+            Some(prefetcher) if !all.is_empty() => HostTransfers::prefetched(Arc::clone(prefetcher), all),
+            _ => HostTransfers::on_demand(all),
         }
     }
 }
 
-/// Tensors of a parameter that an update reads, at their current place.
+/// Tensors of a parameter that an update reads, before or after their transfer to host memory.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct UpdateInputs {
     pub name: String,
     /// Gradient, if the parameter has one.
     pub gradient: Option<Tensor<1>>,
@@ -126,116 +126,107 @@ pub(super) struct Wanted {
     pub value: Option<Tensor<1>>,
 }
 
-/// Inputs of an update in host memory.
-#[derive(Debug)]
-pub(super) struct Arrived {
-    pub gradient: Option<Tensor<1>>,
-    pub value: Option<Tensor<1>>,
-}
-
-impl Arrived {
+impl UpdateInputs {
     /// Value and gradient. The value that an update does not begin with, and only replaces, is
     /// memory of the size and dtype of `parameter`.
-    pub fn beside(self, parameter: &Tensor<1>) -> (Tensor<1>, Option<Tensor<1>>) {
+    pub fn into_value_and_gradient(self, parameter: &Tensor<1>) -> (Tensor<1>, Option<Tensor<1>>) {
         let blank = || Tensor::empty(parameter.shape(), (&host(), parameter.dtype()));
         (self.value.unwrap_or_else(blank), self.gradient)
     }
-}
 
-impl Wanted {
-    fn read(self) -> (String, Arrived) {
+    fn into_host(self) -> Self {
         let Self { name, gradient, value } = self;
-        (name, Arrived { gradient: gradient.map(to_host), value: value.map(to_host) })
+        Self { name, gradient: gradient.map(to_host), value: value.map(to_host) }
     }
 }
 
-/// Transfers to host memory.
+/// Transfers of the inputs of updates to host memory.
 #[derive(Debug)]
-pub(super) enum Arriving {
-    /// Tensors are read on demand.
-    InTurn(BTreeMap<String, Wanted>),
-    /// Another thread reads tensors ahead.
-    Ahead {
-        reader: Arc<Reader>,
-        /// Number of tensors that have not arrived yet.
-        missing: usize,
-        /// Tensors that arrived before they were requested.
-        early: BTreeMap<String, Arrived>,
+pub(super) enum HostTransfers {
+    /// Tensors are transferred when they are taken.
+    OnDemand(BTreeMap<String, UpdateInputs>),
+    /// Another thread transfers tensors before they are taken.
+    Prefetched {
+        prefetcher: Arc<Prefetcher>,
+        /// Number of parameters whose inputs have not arrived yet.
+        pending: usize,
+        /// Inputs that arrived before they were taken.
+        early: BTreeMap<String, UpdateInputs>,
     },
 }
 
-impl Arriving {
-    fn in_turn(all: Vec<Wanted>) -> Self {
-        Self::InTurn(all.into_iter().map(|wanted| (wanted.name.clone(), wanted)).collect())
+impl HostTransfers {
+    fn on_demand(all: Vec<UpdateInputs>) -> Self {
+        Self::OnDemand(all.into_iter().map(|inputs| (inputs.name.clone(), inputs)).collect())
     }
 
-    fn ahead(reader: Arc<Reader>, all: Vec<Wanted>) -> Self {
-        let missing = all.len();
-        all.into_iter().for_each(|wanted| reader.ask(wanted));
-        Self::Ahead { reader, missing, early: BTreeMap::new() }
+    fn prefetched(prefetcher: Arc<Prefetcher>, all: Vec<UpdateInputs>) -> Self {
+        let pending = all.len();
+        all.into_iter().for_each(|inputs| prefetcher.request(inputs));
+        Self::Prefetched { prefetcher, pending, early: BTreeMap::new() }
     }
 
     /// Takes the tensors of a parameter; waits for them.
     ///
     /// # Panics
-    /// If nothing of it was wanted, or the thread that reads ended.
-    pub fn take(&mut self, name: &str) -> Arrived {
+    /// If nothing of it was requested, or the thread that prefetches ended.
+    pub fn take(&mut self, name: &str) -> UpdateInputs {
         match self {
-            Self::InTurn(all) => all.remove(name).expect("it was wanted").read().1,
-            Self::Ahead { reader, missing, early } => loop {
-                if let Some(arrived) = early.remove(name) {
-                    return arrived;
+            Self::OnDemand(all) => all.remove(name).expect("it was requested").into_host(),
+            Self::Prefetched { prefetcher, pending, early } => loop {
+                if let Some(inputs) = early.remove(name) {
+                    return inputs;
                 }
-                assert!(*missing > 0, "nothing of {name} was wanted");
-                let (arrived_name, arrived) = reader.next().expect("the thread that reads gradients goes on");
-                *missing -= 1;
-                early.insert(arrived_name, arrived);
+                assert!(*pending > 0, "nothing of {name} was requested");
+                let inputs = prefetcher.next().expect("the thread that reads gradients goes on");
+                *pending -= 1;
+                early.insert(inputs.name.clone(), inputs);
             },
         }
     }
 }
 
-impl Drop for Arriving {
+impl Drop for HostTransfers {
     /// Drops tensors that were not taken, so that none are left for the next step.
     fn drop(&mut self) {
-        if let Self::Ahead { reader, missing, .. } = self {
-            (0..*missing).for_each(|_| drop(reader.next()));
+        if let Self::Prefetched { prefetcher, pending, .. } = self {
+            (0..*pending).for_each(|_| drop(prefetcher.next()));
         }
     }
 }
 
-/// A thread that brings tensors down, in order. It is one for the life of the optimizer: a backend
-/// may give each thread a stream and pools of its own. It ends when this is dropped.
+/// Thread that transfers tensors to host memory, in order. It is one for the life of the optimizer:
+/// a backend may give each thread a stream and pools of its own. It ends when this is dropped.
 #[derive(Debug)]
-pub(super) struct Reader {
-    wanted: Sender<Wanted>,
-    arrived: Mutex<Receiver<(String, Arrived)>>,
+pub(super) struct Prefetcher {
+    requests: Sender<UpdateInputs>,
+    results: Mutex<Receiver<UpdateInputs>>,
 }
 
-impl Reader {
+impl Prefetcher {
     fn start() -> Self {
-        let (wanted, jobs) = channel::<Wanted>();
+        let (requests, jobs) = channel::<UpdateInputs>();
         // One more is in the hands of the thread.
-        let (results, arrived) = sync_channel(AHEAD - 1);
+        let (sender, results) = sync_channel(PREFETCHED - 1);
         let read = move || {
-            for wanted in jobs {
-                if results.send(wanted.read()).is_err() {
+            for inputs in jobs {
+                if sender.send(inputs.into_host()).is_err() {
                     break;
                 }
             }
         };
         thread::Builder::new().name("gradients-down".into()).spawn(read).expect("a thread can be started");
-        Self { wanted, arrived: Mutex::new(arrived) }
+        Self { requests, results: Mutex::new(results) }
     }
 
-    /// Requests a tensor. If the thread has ended, waiting for the result fails.
-    fn ask(&self, wanted: Wanted) {
-        drop(self.wanted.send(wanted));
+    /// Requests a transfer. If the thread has ended, waiting for the result fails.
+    fn request(&self, inputs: UpdateInputs) {
+        drop(self.requests.send(inputs));
     }
 
-    /// Next tensors; `None` if the thread has ended.
-    fn next(&self) -> Option<(String, Arrived)> {
-        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
+    /// Next transferred inputs; `None` if the thread has ended.
+    fn next(&self) -> Option<UpdateInputs> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::offload::{Offload, Wanted};
+use super::offload::{HostTransfers, Offload, UpdateInputs};
 use super::rules::tests::{adam, with_defaults};
 use super::rules::{Algorithm, RULES};
 use super::sharded_tests::train_with;
@@ -15,9 +15,9 @@ use super::*;
 use crate::model::ModelChunk;
 use crate::tests::toy;
 
-const WAYS: [Transfers; 2] = [Transfers::InTurn, Transfers::Ahead];
+const TIMINGS: [TransferTiming; 2] = [TransferTiming::OnDemand, TransferTiming::Prefetched];
 
-fn share(fraction: f64, transfers: Transfers) -> Option<OffloadSettings> {
+fn share(fraction: f64, transfers: TransferTiming) -> Option<OffloadSettings> {
     Some(OffloadSettings { fraction, transfers })
 }
 
@@ -107,7 +107,7 @@ fn a_rank_moves_the_share_of_what_it_updates() {
     let sizes: Vec<usize> = chunks[0].parameters().iter().map(crate::model::Declaration::num_elements).collect();
     let all: usize = sizes.iter().sum();
     for fraction in [0.0, 0.3, 1.0] {
-        let optimizer = optimizer(&adam(), &chunks, share(fraction, Transfers::InTurn));
+        let optimizer = optimizer(&adam(), &chunks, share(fraction, TransferTiming::OnDemand));
         let chosen = offloaded(&sizes, fraction);
         let expected: usize = sizes.iter().zip(chosen).map(|(size, is_moved)| if is_moved { *size } else { 0 }).sum();
         assert_eq!(optimizer.offloaded(), OffloadedElements { moved: expected, trained: all });
@@ -120,9 +120,9 @@ fn a_rank_moves_the_share_of_what_it_updates() {
 fn updates_in_host_memory_have_the_bits_of_updates_beside_the_parameters() {
     for case in algorithms() {
         let plain = trained(&case, None, None);
-        for transfers in WAYS {
+        for timing in TIMINGS {
             for fraction in [0.3, 1.0] {
-                let settings = share(fraction, transfers);
+                let settings = share(fraction, timing);
                 assert_eq!(trained(&case, settings, settings), plain, "{case:?} {settings:?}");
             }
         }
@@ -133,10 +133,10 @@ fn updates_in_host_memory_have_the_bits_of_updates_beside_the_parameters() {
 fn a_run_goes_on_with_states_elsewhere() {
     for case in algorithms() {
         let plain = trained(&case, None, None);
-        let moved = share(0.5, Transfers::Ahead);
+        let moved = share(0.5, TransferTiming::Prefetched);
         assert_eq!(trained(&case, moved, None), plain, "{case:?}: back to the device");
         assert_eq!(trained(&case, None, moved), plain, "{case:?}: to the host");
-        assert_eq!(trained(&case, moved, share(1.0, Transfers::InTurn)), plain, "{case:?}: with another share");
+        assert_eq!(trained(&case, moved, share(1.0, TransferTiming::OnDemand)), plain, "{case:?}: with another share");
     }
 }
 
@@ -148,10 +148,10 @@ fn ranges_that_ranks_own_are_moved_too() {
         for sharding in [Sharding::None, Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
             let settings = DistributionSettings { sharding, ..DistributionSettings::default() };
             let plain = train_with(&algorithm, 3, 1, dtype, settings, None);
-            for transfers in WAYS {
-                let found = train_with(&algorithm, 3, 1, dtype, settings, share(0.4, transfers));
+            for timing in TIMINGS {
+                let found = train_with(&algorithm, 3, 1, dtype, settings, share(0.4, timing));
                 for (rank, (found, plain)) in found.iter().zip(&plain).enumerate() {
-                    let what = format!("{algorithm:?}, {dtype:?}, {sharding:?}, {transfers:?}, rank {rank}");
+                    let what = format!("{algorithm:?}, {dtype:?}, {sharding:?}, {timing:?}, rank {rank}");
                     assert!(found.values == plain.values, "{what}: parameters differ");
                     for (name, stored) in &found.whole_state.tensors {
                         let expected = &plain.whole_state.tensors[name];
@@ -165,34 +165,34 @@ fn ranges_that_ranks_own_are_moved_too() {
 }
 
 /// Tensors of one element each, named as their values.
-fn wanted(numbers: std::ops::Range<u8>) -> Vec<Wanted> {
+fn inputs(numbers: std::ops::Range<u8>) -> Vec<UpdateInputs> {
     let tensor = |number: u8| Tensor::<1>::from_floats([f32::from(number)], &Device::flex());
-    let of = |number: u8| Wanted { name: number.to_string(), gradient: Some(tensor(number)), value: None };
+    let of = |number: u8| UpdateInputs { name: number.to_string(), gradient: Some(tensor(number)), value: None };
     numbers.map(of).collect()
 }
 
 #[test]
 fn what_is_read_ahead_is_found_by_name_and_leaves_nothing_behind() {
-    for transfers in WAYS {
+    for timing in TIMINGS {
         let names: Vec<String> = (0..9).map(|number| number.to_string()).collect();
-        let offload = Offload::new(share(1.0, transfers), names.iter().map(|name| (name.as_str(), 1)));
-        let take = |arriving: &mut super::offload::Arriving, name: &str| {
+        let offload = Offload::new(share(1.0, timing), names.iter().map(|name| (name.as_str(), 1)));
+        let take = |transfers: &mut HostTransfers, name: &str| {
             let parameter = Tensor::<1>::zeros([3], (&Device::flex(), DType::BF16));
-            let (value, gradient) = arriving.take(name).beside(&parameter);
+            let (value, gradient) = transfers.take(name).into_value_and_gradient(&parameter);
             assert_eq!((value.dims(), value.dtype()), ([3], DType::BF16), "memory for a value that is not read");
             gradient.expect("it has one").into_scalar::<f32>()
         };
         // In another order than that in which they come.
-        let mut arriving = offload.bring_down(wanted(0..9));
+        let mut transfers = offload.start_transfers(inputs(0..9));
         for name in ["4", "0", "8", "1", "2", "3", "5", "7", "6"] {
-            assert_eq!(take(&mut arriving, name).to_string(), name);
+            assert_eq!(take(&mut transfers, name).to_string(), name);
         }
-        drop(arriving);
+        drop(transfers);
         // A step that fails on its way takes only some.
-        let mut arriving = offload.bring_down(wanted(0..9));
-        assert_eq!(take(&mut arriving, "0"), 0.0);
-        drop(arriving);
-        let mut arriving = offload.bring_down(wanted(5..7));
-        assert_eq!((take(&mut arriving, "5"), take(&mut arriving, "6")), (5.0, 6.0));
+        let mut transfers = offload.start_transfers(inputs(0..9));
+        assert_eq!(take(&mut transfers, "0"), 0.0);
+        drop(transfers);
+        let mut transfers = offload.start_transfers(inputs(5..7));
+        assert_eq!((take(&mut transfers, "5"), take(&mut transfers, "6")), (5.0, 6.0));
     }
 }

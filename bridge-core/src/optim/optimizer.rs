@@ -11,7 +11,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::flat::part;
 use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
-use super::offload::{Arriving, Offload, OffloadSettings, OffloadedElements, Wanted, to_device};
+use super::offload::{HostTransfers, Offload, OffloadSettings, OffloadedElements, UpdateInputs, to_device};
 use super::rules::{self, Algorithm, Unit, UpdateBatch, UpdateStep};
 use super::scales::{Magnitudes, Scales, low_precision_gradient};
 use super::slot::Slot;
@@ -235,10 +235,10 @@ impl Optimizer {
             let mut visit = |f: &mut ParameterVisitor<'_>| owned.iter().for_each(|(name, value)| f(name, value));
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
-            let mut arriving = self.bring_down(gradients, &mut visit);
+            let mut transfers = self.start_host_transfers(gradients, &mut visit);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
-                let value = self.update(&name, value, &mut *gradients, &mut arriving, &steps);
+                let value = self.update(&name, value, &mut *gradients, &mut transfers, &steps);
                 updated.insert(name, value);
             }
             self.finish_batch();
@@ -253,10 +253,10 @@ impl Optimizer {
             };
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
-            let mut arriving = self.bring_down(gradients, &mut visit);
+            let mut transfers = self.start_host_transfers(gradients, &mut visit);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
-                    true => self.update(name, value, &mut *gradients, &mut arriving, &steps).into(),
+                    true => self.update(name, value, &mut *gradients, &mut transfers, &steps).into(),
                     false => Replacement::Kept,
                 });
             }
@@ -290,11 +290,11 @@ impl Optimizer {
         };
         let update = algorithm.update.low_precision().expect("only rules that have one keep formats");
         let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
-        let mut arriving = self.bring_down(gradients, visit);
+        let mut transfers = self.start_host_transfers(gradients, visit);
         visit(&mut |name, value| {
             let Some(TrainedParameter { group, shape }) = self.trained.get(name) else { return };
             let (value, gradient) = if self.offload.has(name) {
-                let (value, gradient) = arriving.take(name).beside(value);
+                let (value, gradient) = transfers.take(name).into_value_and_gradient(value);
                 gradient.iter().for_each(|gradient| gradients.set(name, gradient.clone()));
                 (value, gradient)
             } else {
@@ -309,18 +309,22 @@ impl Optimizer {
 
     /// Starts the transfers to host memory of the gradients and parameters that offloaded updates
     /// read; `visit` enumerates them.
-    fn bring_down(&self, gradients: &mut GradientBuffer, visit: &mut dyn FnMut(&mut ParameterVisitor<'_>)) -> Arriving {
+    fn start_host_transfers(
+        &self,
+        gradients: &mut GradientBuffer,
+        visit: &mut dyn FnMut(&mut ParameterVisitor<'_>),
+    ) -> HostTransfers {
         let mut all = Vec::new();
         if !self.offload.is_empty() {
             visit(&mut |name, value| {
                 if self.offload.has(name) {
                     let begins_with_value = self.slots.get(name).is_none_or(Slot::reads_parameter);
                     let (gradient, value) = (gradients.take_unchanged(name), begins_with_value.then(|| value.clone()));
-                    all.push(Wanted { name: name.to_owned(), gradient, value });
+                    all.push(UpdateInputs { name: name.to_owned(), gradient, value });
                 }
             });
         }
-        self.offload.bring_down(all)
+        self.offload.start_transfers(all)
     }
 
     /// The step of each group, without the shape of a parameter.
@@ -344,7 +348,7 @@ impl Optimizer {
         name: &str,
         value: Tensor<1>,
         gradients: &mut GradientBuffer,
-        arriving: &mut Arriving,
+        transfers: &mut HostTransfers,
         steps: &[UpdateStep<'_>],
     ) -> Tensor<1> {
         if !self.offload.has(name) {
@@ -353,7 +357,7 @@ impl Optimizer {
         }
         let device = value.device();
         let waiting = Instant::now();
-        let (value, gradient) = arriving.take(name).beside(&value);
+        let (value, gradient) = transfers.take(name).into_value_and_gradient(&value);
         self.copies.gradients += waiting.elapsed();
         let updated = self.update_here(name, value, gradient, steps);
         let sending = Instant::now();

@@ -9,7 +9,7 @@ use super::segments::all_activations;
 use super::setup::Setup;
 use super::{Flops, Pipeline, StagePlan, TrafficGroup};
 use crate::model::TrafficKind;
-use crate::optim::{Sharding, Transfers};
+use crate::optim::{Sharding, TransferTiming};
 
 /// Rates of devices and links.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -164,7 +164,7 @@ fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
     let seconds = |bytes: u64| moved * bytes as f64 / (rates.host_gigabytes * 1e9);
     let (down, up) = (seconds(bytes.gradient + bytes.update_reads), seconds(bytes.parameter));
     match setup.optimizer_offload.map(|offload| offload.transfers) {
-        Some(Transfers::Ahead) => down.max(up),
+        Some(TransferTiming::Prefetched) => down.max(up),
         _ => down + up,
     }
 }

@@ -6,7 +6,7 @@ use super::recompute::{Cuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
-use crate::optim::{BucketPadding, BucketRule, DistributionSettings, OffloadSettings, Sharding, Transfers};
+use crate::optim::{BucketPadding, BucketRule, DistributionSettings, OffloadSettings, Sharding, TransferTiming};
 
 /// Bucket rule without a size in the recipe: Megatron's default, in elements, but several buckets
 /// also for a smaller model.
@@ -100,7 +100,8 @@ pub(crate) fn recompute(config: &RunConfig) -> Recompute {
 pub(crate) fn optimizer_offload(config: &RunConfig) -> Option<OffloadSettings> {
     let optimizer = &config.optimizer;
     let is_on = optimizer.optimizer_cpu_offload && !config.computes_on_cpu();
-    let transfers = if optimizer.overlap_cpu_optimizer_d2h_h2d { Transfers::Ahead } else { Transfers::InTurn };
+    let transfers =
+        if optimizer.overlap_cpu_optimizer_d2h_h2d { TransferTiming::Prefetched } else { TransferTiming::OnDemand };
     is_on.then_some(OffloadSettings { fraction: optimizer.optimizer_offload_fraction, transfers })
 }
 
