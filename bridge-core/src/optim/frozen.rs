@@ -75,7 +75,7 @@ impl ShardedParameters {
                 continue;
             }
             if matches!(self.states[index][number], BucketState::Gathering(_)) {
-                self.need_buckets(index, chunk, &[number])?;
+                self.unshard_buckets(index, chunk, &[number])?;
             }
             if matches!(self.states[index][number], BucketState::Released) {
                 released.extend(here());

@@ -77,16 +77,16 @@ impl GradientBuffer {
 
     /// Forgets all gradients.
     pub fn clear(&mut self) {
-        self.settle();
+        self.flush();
         self.gradients.clear();
         self.reduced.clear();
     }
 
     /// Adds a micro-batch's gradient of the parameter `name`. Sums are there when the buffer is
-    /// [settled](Self::settle).
+    /// [flushed](Self::flush).
     pub fn add(&mut self, name: &str, gradient: Tensor<1>) {
         if self.waiting.contains(name) {
-            self.settle();
+            self.flush();
         }
         let sum = match (self.gradients.remove(name), self.accumulation) {
             (Some(sum), AccumulationDType::Float32) => {
@@ -101,8 +101,8 @@ impl GradientBuffer {
     }
 
     /// Launches deferred additions. Sums must not be read before; functions that take gradients out
-    /// settle the buffer themselves.
-    pub fn settle(&mut self) {
+    /// flush the buffer themselves.
+    pub fn flush(&mut self) {
         self.sums.launch();
         self.waiting.clear();
     }
@@ -119,7 +119,7 @@ impl GradientBuffer {
     /// Takes the gradient of one parameter, in the dtype it has.
     pub(super) fn take_unchanged(&mut self, name: &str) -> Option<Tensor<1>> {
         if self.waiting.contains(name) {
-            self.settle();
+            self.flush();
         }
         self.gradients.remove(name)
     }
@@ -154,9 +154,9 @@ impl GradientBuffer {
         self.gradients.insert(name.to_owned(), gradient);
     }
 
-    /// All gradients in name order, of a settled buffer.
+    /// All gradients in name order, of a flushed buffer.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Tensor<1>)> {
-        debug_assert!(self.waiting.is_empty(), "the buffer is settled");
+        debug_assert!(self.waiting.is_empty(), "the buffer is flushed");
         self.gradients.iter().map(|(name, gradient)| (name.as_str(), gradient))
     }
 
@@ -171,7 +171,7 @@ impl GradientBuffer {
         if group.size() == 1 || parameters.is_empty() {
             return Ok(());
         }
-        self.settle();
+        self.flush();
         if let Some(way) = TensorExchange::for_device(group, device) {
             let packing = Packing { device, dtype: DType::F32 };
             let pieces = parameters.iter().map(|SharedElements { name, elements, .. }| {
@@ -232,9 +232,9 @@ impl GradientBuffer {
         self.set(name, gradient);
     }
 
-    /// The gradient of one parameter, of a settled buffer.
+    /// The gradient of one parameter, of a flushed buffer.
     pub(crate) fn get(&self, name: &str) -> Option<&Tensor<1>> {
-        debug_assert!(!self.waiting.contains(name), "the buffer is settled");
+        debug_assert!(!self.waiting.contains(name), "the buffer is flushed");
         self.gradients.get(name)
     }
 }
@@ -273,8 +273,8 @@ mod tests {
                     buffer.add("a", gradient(number, dtype));
                     buffer.add("b", gradient(number + 10, FloatDType::F32));
                 }
-                kept.settle();
-                widened.settle();
+                kept.flush();
+                widened.flush();
                 let is_alone = number == 1;
                 assert_eq!(kept.get("a").map(Tensor::dtype), Some(if is_alone { dtype.into() } else { DType::F32 }));
                 assert_eq!(widened.get("a").map(Tensor::dtype), Some(DType::F32));

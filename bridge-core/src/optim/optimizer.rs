@@ -188,7 +188,7 @@ impl Optimizer {
         rates: &[GroupRates],
         scales: StepScales,
     ) -> Result<StepOutcome, CommError> {
-        gradients.settle();
+        gradients.flush();
         let squares = self.distribution.squares(gradients).finish().into_iter().sum();
         self.step_with_grad_norm_sq(squares, chunks, gradients, rates, scales)
     }
@@ -244,7 +244,7 @@ impl Optimizer {
             self.finish_batch();
             timer.stop(std::mem::take(&mut self.copies));
             let _timer = phase("params-all-gather");
-            self.parameters.publish(chunks, updated)?;
+            self.parameters.set_owned(chunks, updated)?;
         } else {
             let mut visit = |f: &mut ParameterVisitor<'_>| {
                 for chunk in chunks.iter() {
@@ -420,8 +420,8 @@ impl Optimizer {
     }
 
     /// Hands on, of each parameter in float32 where there is such a copy, the part that this rank
-    /// counts: every element of the model is counted by one rank. Updates on their way have to be
-    /// settled.
+    /// counts: every element of the model is counted by one rank. Gathers in flight have to be
+    /// complete.
     pub fn visit_counted(&self, chunks: &[Box<dyn ModelChunk>], f: &mut dyn FnMut(&str, Tensor<1>)) {
         self.parameters.visit_kept(chunks, &mut |name, value| {
             if let Some(part) = self.distribution.counted_part(name, self.master(name, value).as_ref().unwrap_or(value))

@@ -249,7 +249,7 @@ impl GradientReducer {
     pub fn finish(&mut self, gradients: &mut GradientBuffer) -> Result<(), CommError> {
         let timers = Arc::clone(&self.timers);
         let timer = timers.start("all-grads-sync", TimerLevel::Phase);
-        gradients.settle();
+        gradients.flush();
         // If gradients are sharded, each micro-batch has been reduced already; another reduction
         // would reduce zeros.
         if !self.distribution.sharding().divides_gradients() {

@@ -61,7 +61,7 @@ impl Optimizer {
     }
 
     /// Elements of each trained parameter that this rank updates, with their current values.
-    /// Pending updates must be settled before.
+    /// Gathers in flight must be complete.
     pub fn updated(&self, chunks: &[Box<dyn ModelChunk>]) -> BTreeMap<String, Tensor<1>> {
         let mut updated = BTreeMap::new();
         self.parameters.visit_kept(chunks, &mut |name, value| {

@@ -1,5 +1,5 @@
 //! Parameters of which each data-parallel rank keeps or updates only the ranges it owns: gathering
-//! them, before a segment needs them, and giving them back.
+//! them before a segment needs them, and freeing them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -113,16 +113,21 @@ impl ShardedParameters {
         self.sharding() == Sharding::Full
     }
 
-    /// Makes sure that the parameters which some segments of a chunk use have their values.
+    /// Gathers the parameters that some segments of a chunk use.
     ///
     /// # Errors
     /// If they cannot be gathered.
-    pub fn need(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) -> Result<(), CommError> {
-        self.need_buckets(index, chunk, &self.buckets_of(index, segments))
+    pub fn unshard(
+        &mut self,
+        index: usize,
+        chunk: &mut dyn ModelChunk,
+        segments: &Range<usize>,
+    ) -> Result<(), CommError> {
+        self.unshard_buckets(index, chunk, &self.buckets_of(index, segments))
     }
 
-    /// Starts to gather the parameters of some segments, which will be needed soon, where that goes
-    /// on beside computing.
+    /// Starts to gather the parameters of some segments that run soon, if gathers overlap with
+    /// computation.
     ///
     /// # Errors
     /// If that cannot be started.
@@ -136,8 +141,8 @@ impl ShardedParameters {
         Ok(())
     }
 
-    /// Gives the memory of some segments' parameters back, where parameters are sharded.
-    pub fn release(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
+    /// Frees the gathered parameters of some segments, if parameters are sharded.
+    pub fn reshard(&mut self, index: usize, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
         if !self.is_full() {
             return;
         }
@@ -155,12 +160,12 @@ impl ShardedParameters {
         }
     }
 
-    /// Brings values that are on their way to where they belong. Parameters that are sharded stay
-    /// so.
+    /// Waits for gathers in flight and hands their values to the chunks. Parameters that are sharded
+    /// stay so.
     ///
     /// # Errors
     /// If they cannot be gathered.
-    pub fn settle(&mut self, chunks: &mut [Box<dyn ModelChunk>]) -> Result<(), CommError> {
+    pub fn wait_for_gathers(&mut self, chunks: &mut [Box<dyn ModelChunk>]) -> Result<(), CommError> {
         if self.is_full() { Ok(()) } else { self.make_whole(chunks) }
     }
 
@@ -179,7 +184,7 @@ impl ShardedParameters {
             // The buckets in the order of their use in forward: all ranks gather in one order.
             let all: Vec<usize> = (0..self.states[index].len()).rev().collect();
             self.gather_values(index, chunk.as_mut(), &all)?;
-            self.need_buckets(index, chunk.as_mut(), &all)?;
+            self.unshard_buckets(index, chunk.as_mut(), &all)?;
         }
         Ok(())
     }
@@ -192,7 +197,7 @@ impl ShardedParameters {
             let bucket = &distribution.buckets(index)[number];
             if bucket.is_cast {
                 if matches!(self.states[index][number], BucketState::Gathering(_)) {
-                    self.need_buckets(index, chunk, &[number])?;
+                    self.unshard_buckets(index, chunk, &[number])?;
                 }
                 let gathering = self.start(bucket, |name| self.shards.get(name).cloned())?;
                 self.states[index][number] = BucketState::Gathering(gathering);
@@ -262,12 +267,12 @@ impl ShardedParameters {
 
     /// Takes, by name, the largest magnitudes since the last call of this rank's shards of weights
     /// that are gathered as codes.
-    pub fn take_cast_maxima(&mut self) -> BTreeMap<String, f32> {
+    pub fn take_cast_amax(&mut self) -> BTreeMap<String, f32> {
         self.casts.take_shard_amax()
     }
 
     /// Time spent waiting for parameters since the last call.
-    pub fn take_waited(&mut self) -> Duration {
+    pub fn take_wait_time(&mut self) -> Duration {
         std::mem::take(&mut self.waited)
     }
 
@@ -301,7 +306,7 @@ impl ShardedParameters {
     ///
     /// # Errors
     /// If they cannot be gathered.
-    pub(crate) fn publish(
+    pub(crate) fn set_owned(
         &mut self,
         chunks: &mut [Box<dyn ModelChunk>],
         mut updated: BTreeMap<String, Tensor<1>>,
@@ -341,7 +346,7 @@ impl ShardedParameters {
         used.into_iter().rev().collect()
     }
 
-    pub(super) fn need_buckets(
+    pub(super) fn unshard_buckets(
         &mut self,
         index: usize,
         chunk: &mut dyn ModelChunk,

@@ -45,7 +45,7 @@ fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, seed: usize) {
 /// the ranks own.
 fn whole_state(optimizer: &mut Optimizer, chunks: &mut [Box<dyn ModelChunk>]) -> Result<OptimizerState, CommError> {
     // Masters go with parameters that have arrived.
-    optimizer.parameters().settle(chunks)?;
+    optimizer.parameters().wait_for_gathers(chunks)?;
     let OptimizerState { mut tensors, remainders, ranges, step } = optimizer.state();
     let owned_values = optimizer.updated(chunks);
     for (key, remainders) in remainders {

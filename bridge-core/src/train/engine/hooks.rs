@@ -40,7 +40,7 @@ impl RegionHooks for TrainHooks<'_> {
     }
 
     fn parameters_unused(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
-        self.parameters.release(self.chunk, chunk, segments);
+        self.parameters.reshard(self.chunk, chunk, segments);
     }
 
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
@@ -53,7 +53,7 @@ impl RegionHooks for TrainHooks<'_> {
 
     fn backward_done(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
         // The gradients of a region are held until here anyway.
-        self.gradients.settle();
+        self.gradients.flush();
         match self.reduce {
             Reduce::Later => Ok(()),
             Reduce::Now => self.reducer.reduce_complete_buckets(self.chunk, segments.start, self.gradients),
@@ -74,7 +74,7 @@ impl RegionHooks for EvaluationHooks<'_> {
     }
 
     fn parameters_unused(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
-        self.parameters.release(self.chunk, chunk, segments);
+        self.parameters.reshard(self.chunk, chunk, segments);
     }
 
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
@@ -91,7 +91,7 @@ fn gather(
     chunk: &mut dyn ModelChunk,
     region: RegionContext<'_>,
 ) -> Result<(), CommError> {
-    parameters.need(index, chunk, region.segments)?;
+    parameters.unshard(index, chunk, region.segments)?;
     match region.next {
         Some(next) => parameters.prefetch(index, next),
         None => Ok(()),

@@ -49,7 +49,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
     let mut run = setup(config, options)?;
     let outcome = catch_comm_error(|| {
         let outcome = train_and_evaluate(&mut run)?;
-        run.training.settle_parameters()?;
+        run.training.wait_for_parameters()?;
         Ok(outcome)
     });
     if let Err(error) = &outcome {

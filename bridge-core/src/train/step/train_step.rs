@@ -341,7 +341,7 @@ fn forward_backward(
     run.timers.record(
         "params-all-gather-exposed",
         TimerLevel::MicroBatch,
-        run.training.optimizer.parameters().take_waited(),
+        run.training.optimizer.parameters().take_wait_time(),
     );
     totals.finish(run, local_grad_sq, reduction).map(ControlFlow::Continue)
 }

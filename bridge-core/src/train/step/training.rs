@@ -165,14 +165,14 @@ impl Training {
 
     /// The norm of all parameters. All ranks call this together.
     pub fn parameter_norm(&mut self) -> Result<f64, CommError> {
-        self.settle_parameters()?;
+        self.wait_for_parameters()?;
         self.optimizer.parameter_norm(&self.chunks)
     }
 
-    /// Brings updates that are still on their way to the chunks. Where ranks keep only parts of
-    /// parameters, they still do.
-    pub fn settle_parameters(&mut self) -> Result<(), CommError> {
-        self.optimizer.parameters().settle(&mut self.chunks)
+    /// Waits for updated parameters that are gathered from other ranks. Sharded parameters stay
+    /// sharded.
+    pub fn wait_for_parameters(&mut self) -> Result<(), CommError> {
+        self.optimizer.parameters().wait_for_gathers(&mut self.chunks)
     }
 
     /// Gives every parameter of the chunks its value. All ranks call this together.

@@ -96,7 +96,7 @@ fn noted(run: &RunContext) -> Vec<Layer> {
 /// If weights are gathered as 8-bit codes, layers see the decoded values: the relevant magnitudes
 /// are those of each rank's own part.
 fn own_weights(run: &mut RunContext, layers: &mut [Layer]) {
-    let own = run.training.optimizer.parameters().take_cast_maxima();
+    let own = run.training.optimizer.parameters().take_cast_amax();
     for layer in layers {
         if let Some(largest) = own.get(&format!("{}.weight", layer.name)) {
             layer.maxima[WEIGHT] = usable(*largest);

@@ -37,7 +37,7 @@ impl Subsystem for TensorInspect {
             return Ok(());
         }
         if run.training.inspector.wants(TensorKind::Weight) {
-            run.training.settle_parameters()?;
+            run.training.wait_for_parameters()?;
             let (training, inspector) = (&run.training, &run.training.inspector);
             training.optimizer.visit_counted(&training.chunks, &mut |name, part| {
                 inspector.add(name, TensorKind::Weight, || numbers(part));

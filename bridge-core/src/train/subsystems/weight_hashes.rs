@@ -34,7 +34,7 @@ impl WeightHashes {
     /// together.
     fn compare(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let iteration = run.state.train_state.step;
-        run.training.settle_parameters()?;
+        run.training.wait_for_parameters()?;
         let hashes = hashes(run);
         let mut found = Vec::new();
         for (kind, hashes) in &hashes {

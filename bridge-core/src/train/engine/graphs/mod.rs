@@ -158,7 +158,7 @@ impl MicroBatchGraphs {
             self.counts.launched += work.inputs.len();
             return Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?);
         }
-        work.parameters.settle(chunks)?;
+        work.parameters.wait_for_gathers(chunks)?;
         self.settle(chunks[0].as_mut());
         let mut losses = LossSums::default();
         let mut are_ours = false;

@@ -105,7 +105,7 @@ impl TrainWork for StepWork<'_> {
     }
 
     fn backward_done(&mut self, _microbatch: usize, chunk: usize) -> Result<(), CommError> {
-        self.gradients.settle();
+        self.gradients.flush();
         if !self.parameters.sharding().divides_gradients() {
             return Ok(());
         }

@@ -280,7 +280,7 @@ fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), Resum
         let value = device_tensor(checkpoint, &name, &shard, range, &device)?;
         owned.insert(name, value.cast(if declaration.is_float32() { FloatDType::F32 } else { dtype }));
     }
-    Ok(run.training.optimizer.parameters().publish(&mut run.training.chunks, owned)?)
+    Ok(run.training.optimizer.parameters().set_owned(&mut run.training.chunks, owned)?)
 }
 
 /// Initial value of this rank's part of a parameter that is derived from the base; `None` for one

@@ -80,7 +80,7 @@ pub(in crate::train) fn save_non_persistent(run: &mut TrainingRun) -> Result<(),
 /// State that this rank saves of the current run.
 fn prepare(run: &mut TrainingRun) -> Result<Snapshot, ResumeError> {
     run.heartbeat.enter(Section::Checkpointing);
-    run.training.settle_parameters()?;
+    run.training.wait_for_parameters()?;
     let mut state = Map::new();
     let (subsystems, mut context) = run.subsystems();
     subsystems.on_save(&mut context, &mut state)?;
