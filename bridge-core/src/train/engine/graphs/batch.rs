@@ -8,7 +8,7 @@ use crate::model::Batch;
 
 /// Properties of a micro-batch that decide which kernels run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Form {
+pub(super) struct BatchSignature {
     /// `[b, t]`.
     shape: [usize; 2],
     /// Position from which all rows count, if positions are not a tensor.
@@ -17,8 +17,8 @@ pub(super) struct Form {
     part: SequencePart,
 }
 
-impl Form {
-    /// Form of a micro-batch; `None` if it has extra tensors.
+impl BatchSignature {
+    /// Signature of a micro-batch; `None` if it has extra tensors.
     pub fn from_batch(batch: &Batch) -> Option<Self> {
         let counts_from = match &batch.positions {
             Positions::From(first) => Some(*first),
@@ -30,11 +30,11 @@ impl Form {
 }
 
 /// Tensors that a graph reads a micro-batch from.
-pub(super) struct HeldBatch(Batch);
+pub(super) struct StaticBatch(Batch);
 
-impl HeldBatch {
+impl StaticBatch {
     /// A copy of `batch`, in memory of its own.
-    pub fn like(batch: &Batch) -> Self {
+    pub fn copy_of(batch: &Batch) -> Self {
         Self(Batch {
             tokens: copy_of_ints(&batch.tokens),
             labels: copy_of_ints(&batch.labels),
@@ -48,14 +48,14 @@ impl HeldBatch {
         })
     }
 
-    /// Micro-batch in the held memory. Its number of tokens is the number of the batch that was
-    /// passed to [`Self::like`].
+    /// Micro-batch in this memory. Its number of tokens is the number of the batch that was
+    /// passed to [`Self::copy_of`].
     pub fn batch(&self) -> &Batch {
         &self.0
     }
 
-    /// Writes another micro-batch of the same form to the same places.
-    pub fn hold(&self, batch: &Batch) {
+    /// Copies another micro-batch of the same signature to this memory.
+    pub fn copy_from(&self, batch: &Batch) {
         let held = &self.0;
         write_ints_into(&held.tokens, &batch.tokens);
         write_ints_into(&held.labels, &batch.labels);

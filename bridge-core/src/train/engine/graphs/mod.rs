@@ -15,8 +15,8 @@
 //! bits.
 
 mod batch;
+mod gradients;
 mod parameters;
-mod sums;
 
 use std::collections::BTreeSet;
 use std::mem;
@@ -25,9 +25,9 @@ use bridge_kernels::Philox;
 use bridge_kernels::graph::{KernelGraph, write_into};
 use burn::tensor::{DType, Device, Tensor};
 
-use self::batch::{Form, HeldBatch};
-use self::parameters::{Parameters, Settled};
-use self::sums::{GraphHooks, Sums};
+use self::batch::{BatchSignature, StaticBatch};
+use self::gradients::{GraphHooks, StaticGradients};
+use self::parameters::{ParameterAddresses, StaticParameters};
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk};
 use crate::train::engine::error::EngineError;
@@ -37,12 +37,12 @@ use crate::train::engine::pipeline::{LossSums, MicroBatchInput, Pipeline, StepWo
 /// The graph of a run's micro-batches, and when it is recorded.
 pub(in crate::train) struct MicroBatchGraphs {
     device: Device,
-    /// Steps to go before a micro-batch is recorded.
-    steps_before: usize,
-    /// Micro-batches seen until then, by form.
-    seen: Vec<(Form, usize)>,
-    recorded: Option<Recorded>,
-    sums: Sums,
+    /// Steps left before a micro-batch is recorded.
+    warmup_steps: usize,
+    /// Micro-batches seen until then, by signature.
+    seen: Vec<(BatchSignature, usize)>,
+    recorded: Option<RecordedGraph>,
+    gradients: StaticGradients,
     /// Parameters that the optimizer does not update where they are.
     moving: BTreeSet<String>,
     /// Micro-batches recorded and replayed since the last [`take_counts`](Self::take_counts).
@@ -61,29 +61,29 @@ pub(in crate::train) struct GraphCounts {
 }
 
 /// A recorded micro-batch.
-struct Recorded {
+struct RecordedGraph {
     graph: KernelGraph,
-    batch: HeldBatch,
+    batch: StaticBatch,
     scalars: Scalars,
     loss: Tensor<1>,
-    parameters: Parameters,
+    parameters: StaticParameters,
 }
 
 /// Numbers that change from micro-batch to micro-batch, on the device.
 struct Scalars {
     device: Device,
     /// Factor of the loss sum.
-    factor: Scalar,
+    factor: DeviceScalar,
     /// Flag that gradients are added to those of earlier micro-batches.
-    keeps: Scalar,
+    keeps: DeviceScalar,
 }
 
-struct Scalar {
+struct DeviceScalar {
     tensor: Tensor<1>,
     value: f32,
 }
 
-impl Scalar {
+impl DeviceScalar {
     fn new(value: f32, device: &Device) -> Self {
         Self { tensor: Tensor::from_data([value], (device, DType::F32)), value }
     }
@@ -131,10 +131,10 @@ impl MicroBatchGraphs {
         }
         Ok(Some(Self {
             device: device.clone().without_autodiff(),
-            steps_before: config.model.cuda_graph_warmup_steps,
+            warmup_steps: config.model.cuda_graph_warmup_steps,
             seen: Vec::new(),
             recorded: None,
-            sums: Sums::default(),
+            gradients: StaticGradients::default(),
             moving: BTreeSet::new(),
             counts: GraphCounts::default(),
         }))
@@ -152,19 +152,19 @@ impl MicroBatchGraphs {
         chunks: &mut [Box<dyn ModelChunk>],
         work: &mut StepWork<'_>,
     ) -> Result<LossSums, EngineError> {
-        if self.steps_before > 0 {
-            work.inputs.iter().try_for_each(|input| self.see(&input.batch))?;
-            self.steps_before -= usize::from(work.ends_step);
+        if self.warmup_steps > 0 {
+            work.inputs.iter().try_for_each(|input| self.count_signature(&input.batch))?;
+            self.warmup_steps -= usize::from(work.ends_step);
             self.counts.launched += work.inputs.len();
             return Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?);
         }
         work.parameters.wait_for_gathers(chunks)?;
-        self.settle(chunks[0].as_mut());
+        self.restore_parameters(chunks[0].as_mut());
         let mut losses = LossSums::default();
         let mut are_ours = false;
         let inputs = work.inputs;
         for (index, MicroBatchInput { batch, loss_factor, .. }) in inputs.iter().enumerate() {
-            if !self.takes(batch)? {
+            if !self.matches_recorded(batch)? {
                 self.counts.launched += 1;
                 losses.append(pipeline.train_ahead(chunks, 1, &mut work.only(index))?);
                 are_ours = false;
@@ -175,10 +175,10 @@ impl MicroBatchGraphs {
                 self.counts.recorded += 1;
             }
             let recorded = self.recorded.as_mut().expect("it was recorded");
-            let adds = are_ours || self.sums.take_up(work.gradients);
+            let adds = are_ours || self.gradients.load(work.gradients);
             losses.push(recorded.replay(batch, *loss_factor, adds)?);
             if !are_ours {
-                self.sums.hand_over(work.gradients);
+                self.gradients.store(work.gradients);
                 are_ours = true;
             }
             self.counts.replayed += 1;
@@ -186,31 +186,33 @@ impl MicroBatchGraphs {
         Ok(losses)
     }
 
-    /// Counts the form of a micro-batch.
-    fn see(&mut self, batch: &Batch) -> Result<(), EngineError> {
+    /// Counts a micro-batch by its signature.
+    fn count_signature(&mut self, batch: &Batch) -> Result<(), EngineError> {
         let extras = || batch.extras.keys().map(|name| name.to_string()).collect::<Vec<_>>().join(", ");
-        let form = Form::from_batch(batch).ok_or_else(|| EngineError::ExtraTensors { found: extras() })?;
-        match self.seen.iter_mut().find(|(seen, _)| *seen == form) {
+        let signature =
+            BatchSignature::from_batch(batch).ok_or_else(|| EngineError::ExtraTensors { found: extras() })?;
+        match self.seen.iter_mut().find(|(seen, _)| *seen == signature) {
             Some((_, count)) => *count += 1,
-            None => self.seen.push((form, 1)),
+            None => self.seen.push((signature, 1)),
         }
         Ok(())
     }
 
-    /// True if a micro-batch has the recorded form: that of most before, or else its own.
-    fn takes(&mut self, batch: &Batch) -> Result<bool, EngineError> {
+    /// True if a micro-batch has the signature that is recorded: the most frequent one of the warm-up
+    /// steps, or without these the signature of the first micro-batch.
+    fn matches_recorded(&mut self, batch: &Batch) -> Result<bool, EngineError> {
         if self.seen.is_empty() {
-            self.see(batch)?;
+            self.count_signature(batch)?;
         }
-        let usual = self.seen.iter().max_by_key(|(_, count)| count).map(|(form, _)| form);
-        Ok(Form::from_batch(batch).as_ref() == usual)
+        let usual = self.seen.iter().max_by_key(|(_, count)| count).map(|(signature, _)| signature);
+        Ok(BatchSignature::from_batch(batch).as_ref() == usual)
     }
 
-    /// Has the parameters where the graph reads them; one that was updated in place so far and is
-    /// elsewhere ends the graph.
-    fn settle(&mut self, chunk: &mut dyn ModelChunk) {
+    /// Moves parameters back to the memory that the graph reads. If one is elsewhere that was updated
+    /// in place so far, the graph is dropped.
+    fn restore_parameters(&mut self, chunk: &mut dyn ModelChunk) {
         let Some(recorded) = &self.recorded else { return };
-        if let Settled::Elsewhere(names) = recorded.parameters.settle(chunk) {
+        if let ParameterAddresses::Moved(names) = recorded.parameters.restore(chunk) {
             self.moving.extend(names);
             self.recorded = None;
         }
@@ -222,23 +224,23 @@ impl MicroBatchGraphs {
         pipeline: &Pipeline,
         chunk: &mut dyn ModelChunk,
         work: &mut StepWork<'_>,
-    ) -> Result<Recorded, EngineError> {
-        let batch = HeldBatch::like(&work.inputs[0].batch);
+    ) -> Result<RecordedGraph, EngineError> {
+        let batch = StaticBatch::copy_of(&work.inputs[0].batch);
         let scalars = Scalars {
-            factor: Scalar::new(work.inputs[0].loss_factor as f32, &self.device),
-            keeps: Scalar::new(0.0, &self.device),
+            factor: DeviceScalar::new(work.inputs[0].loss_factor as f32, &self.device),
+            keeps: DeviceScalar::new(0.0, &self.device),
             device: self.device.clone(),
         };
-        let always = Scalar::new(1.0, &self.device).tensor;
-        let loss = Scalar::new(0.0, &self.device).tensor;
-        let parameters = Parameters::from_chunk(chunk, &self.moving)?;
-        self.sums.restart(work.gradients.accumulation());
+        let always = DeviceScalar::new(1.0, &self.device).tensor;
+        let loss = DeviceScalar::new(0.0, &self.device).tensor;
+        let parameters = StaticParameters::from_chunk(chunk, &self.moving)?;
+        self.gradients.restart(work.gradients.accumulation());
         // There is no dropout.
         let context = ForwardContext::new(batch.batch(), Mode::Train(Philox::new(0)));
         let graph = KernelGraph::record(&loss, &mut || {
             let mut hooks = GraphHooks::new(
                 (&mut *work.forward_step, batch.batch()),
-                &mut self.sums,
+                &mut self.gradients,
                 &scalars.factor.tensor,
                 &scalars.keeps.tensor,
                 &always,
@@ -248,15 +250,15 @@ impl MicroBatchGraphs {
             Ok::<_, EngineError>(())
         })?;
         // The graph keeps the other inputs of the kernels in place.
-        Ok(Recorded { graph, batch, scalars, loss, parameters })
+        Ok(RecordedGraph { graph, batch, scalars, loss, parameters })
     }
 }
 
-impl Recorded {
+impl RecordedGraph {
     /// Puts a micro-batch through the graph. Its gradients are added to the sums if `adds`;
     /// otherwise they replace the sums. Returns its loss sum.
     fn replay(&mut self, batch: &Batch, factor: f64, adds: bool) -> Result<Tensor<1>, EngineError> {
-        self.batch.hold(batch);
+        self.batch.copy_from(batch);
         let Scalars { device, factor: held_factor, keeps } = &mut self.scalars;
         held_factor.set(factor as f32, device);
         keeps.set(f32::from(adds), device);

@@ -8,26 +8,26 @@ use burn::tensor::Tensor;
 use crate::model::{ModelChunk, Replacement};
 
 /// The parameters of a chunk that are trained, as they were recorded.
-pub(super) struct Parameters {
+pub(super) struct StaticParameters {
     places: BTreeMap<String, MemoryAddress>,
     /// Parameters whose updates come in other memory, and are copied here. No other handle to the
     /// remaining parameters exists, so that they can be updated in place.
     held: BTreeMap<String, Tensor<1>>,
 }
 
-/// State in which parameters were found.
-pub(super) enum Settled {
+/// Result of a comparison of the addresses of parameters with those that the graph uses.
+pub(super) enum ParameterAddresses {
     /// All parameters are at the addresses that the graph uses.
-    InPlace,
+    Unchanged,
     /// These are elsewhere, and their places are lost.
-    Elsewhere(Vec<String>),
+    Moved(Vec<String>),
 }
 
-impl Parameters {
+impl StaticParameters {
     /// Parameters of `chunk`, of which `moving` are updated elsewhere. Parameters that another
     /// thread allocated are copied by this one.
     pub fn from_chunk(chunk: &mut dyn ModelChunk, moving: &BTreeSet<String>) -> Result<Self, GraphError> {
-        make_here(chunk);
+        allocate_on_this_thread(chunk);
         let trained = chunk.parameters().iter().filter(|parameter| parameter.trainable);
         let trained: BTreeSet<String> = trained.map(|parameter| parameter.name.clone()).collect();
         let (mut places, mut held) = (BTreeMap::new(), BTreeMap::new());
@@ -52,7 +52,7 @@ impl Parameters {
 
     /// Copies parameters that were updated in other memory to their place, and has the chunk read
     /// them there.
-    pub fn settle(&self, chunk: &mut dyn ModelChunk) -> Settled {
+    pub fn restore(&self, chunk: &mut dyn ModelChunk) -> ParameterAddresses {
         let (mut back, mut lost) = (BTreeMap::new(), Vec::new());
         chunk.visit_wanted(&|name| self.places.contains_key(name), &mut |name, value| {
             if MemoryAddress::from_tensor(&value).as_ref() == self.places.get(name) {
@@ -69,14 +69,14 @@ impl Parameters {
         if !back.is_empty() {
             chunk.replace_parameters(back);
         }
-        if lost.is_empty() { Settled::InPlace } else { Settled::Elsewhere(lost) }
+        if lost.is_empty() { ParameterAddresses::Unchanged } else { ParameterAddresses::Moved(lost) }
     }
 }
 
 /// Gives each parameter memory with its elements side by side that this thread took: that which it
 /// has, or a copy. CUDA puts blanks between the rows of a parameter that was uploaded, whose flat
 /// form is then new memory each time; and those of a checkpoint may be another thread's.
-fn make_here(chunk: &mut dyn ModelChunk) {
+fn allocate_on_this_thread(chunk: &mut dyn ModelChunk) {
     let mut values = BTreeMap::new();
     chunk.visit_parameters(&mut |name, value| {
         let value = if is_made_here(&value) { value } else { copy_of(&value) };

@@ -12,13 +12,13 @@ use crate::train::engine::forward_step::ForwardStep;
 
 /// The sum of each parameter's gradients, flat, at a fixed place.
 #[derive(Default)]
-pub(super) struct Sums {
+pub(super) struct StaticGradients {
     tensors: BTreeMap<String, Tensor<1>>,
     dtype: Option<DType>,
 }
 
-impl Sums {
-    /// Forgets all, before a micro-batch is recorded.
+impl StaticGradients {
+    /// Drops all sums, before a micro-batch is recorded.
     pub fn restart(&mut self, accumulation: AccumulationDType) {
         self.tensors.clear();
         self.dtype = match accumulation {
@@ -39,9 +39,9 @@ impl Sums {
         add_into(sum, gradient, keeps);
     }
 
-    /// Takes the sums of earlier micro-batches of the step, wherever they are. Returns whether
-    /// there are any.
-    pub fn take_up(&self, gradients: &GradientBuffer) -> bool {
+    /// Copies the sums of earlier micro-batches of the step to the memory of the graph. Returns true
+    /// if there are any.
+    pub fn load(&self, gradients: &GradientBuffer) -> bool {
         if self.tensors.keys().all(|name| gradients.get(name).is_none()) {
             return false;
         }
@@ -55,8 +55,8 @@ impl Sums {
         true
     }
 
-    /// Makes the sums those of the step.
-    pub fn hand_over(&self, gradients: &mut GradientBuffer) {
+    /// Makes these the gradients of the step.
+    pub fn store(&self, gradients: &mut GradientBuffer) {
         for (name, sum) in &self.tensors {
             gradients.set(name, sum.clone());
         }
@@ -66,7 +66,7 @@ impl Sums {
 /// Hooks around the regions of a micro-batch that is recorded.
 pub(super) struct GraphHooks<'a> {
     step: (&'a mut dyn ForwardStep, &'a Batch),
-    sums: &'a mut Sums,
+    sums: &'a mut StaticGradients,
     factor: &'a Tensor<1>,
     keeps: &'a Tensor<1>,
     /// A tensor with the value 1.
@@ -80,7 +80,7 @@ impl<'a> GraphHooks<'a> {
     /// added to the gradients; `always` is 1.
     pub fn new(
         step: (&'a mut dyn ForwardStep, &'a Batch),
-        sums: &'a mut Sums,
+        sums: &'a mut StaticGradients,
         factor: &'a Tensor<1>,
         keeps: &'a Tensor<1>,
         always: &'a Tensor<1>,
