@@ -75,7 +75,7 @@ pub use run::train_loop::train;
 pub use step::error::StepError;
 pub use step::training::HeldBytes;
 pub use step::training_run::TrainingRun;
-pub use stop::exits::{CancelHandle, WatchSignals};
+pub use stop::stop_requests::{CancelHandle, WatchSignals};
 pub use subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
 pub use subsystems::error::SubsystemError;
 pub use subsystems::{LOSSES_KEY, check_metric};

@@ -142,7 +142,7 @@ fn run_batches(
         run.outputs.reporter.evaluating(split, iteration as u64, iterations as u64);
         let mut left = num_microbatches;
         while left > 0 {
-            if let Some(reason) = run.exits.requested(&run.config, &run.groups)? {
+            if let Some(reason) = run.stop_requests.poll(&run.config, &run.groups)? {
                 run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
                 return Ok(Err(reason));
             }

@@ -15,7 +15,7 @@ pub(in crate::train) fn checkpoint_and_decide_exit(
     request.join(std::mem::take(&mut run.evaluation_request));
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
-    let reason = run.exits.requested(&run.config, &run.groups)?;
+    let reason = run.stop_requests.poll(&run.config, &run.groups)?;
     let reason = reason.or_else(|| request.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
     let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
     let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);

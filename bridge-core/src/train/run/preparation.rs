@@ -19,7 +19,7 @@ use crate::train::ranks::device::LocalRank;
 use crate::train::ranks::threads::in_own_pool;
 use crate::train::reporting::reporter::Reporter;
 use crate::train::run::error::TrainError;
-use crate::train::stop::exits::Exits;
+use crate::train::stop::stop_requests::StopRequests;
 
 /// Activity of all ranks here, for messages.
 const DOING: &str = "preparing text";
@@ -35,7 +35,7 @@ pub(in crate::train) struct Preparation<'a> {
     pub place: LocalRank,
     /// Tokenizer of the checkpoint that the run resumes from.
     pub base: Option<&'a Arc<HuggingFaceTokenizer>>,
-    pub exits: &'a Exits,
+    pub stop_requests: &'a StopRequests,
     pub reporter: &'a Reporter,
 }
 
@@ -114,7 +114,7 @@ impl Preparation<'_> {
                 std::thread::sleep(pause);
                 pause = (2 * pause).min(INTERVAL);
             }
-            let (reason, num_working) = self.exits.agreed(self.groups, f64::from(u8::from(works)))?;
+            let (reason, num_working) = self.stop_requests.poll_signals(self.groups, f64::from(u8::from(works)))?;
             asked = reason.or(asked);
             is_stopping.store(asked.is_some(), Ordering::Relaxed);
             to_print.try_iter().for_each(|text| self.reporter.note(&text));

@@ -64,7 +64,7 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
         Err(error) => Ending::Failed(error.to_string()),
     };
     let finished = run.outputs.finish(&run.state, &run.groups, ending);
-    run.exits.run_ended();
+    run.stop_requests.run_ended();
     let (reason, validation, test) = outcome?;
     finished?;
     Ok(RunReport { reason, train_state: run.state.train_state.clone(), validation, test, run })
@@ -101,7 +101,7 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
         false => (None, stopped),
     };
     // A time limit that is reached after all work is done is no reason to stop.
-    let asked = run.exits.agreed(&run.groups, 0.0)?.0.or(stopped);
+    let asked = run.stop_requests.poll_signals(&run.groups, 0.0)?.0.or(stopped);
     if let Some(asked) = &asked {
         run.note(&asked.to_string());
     }

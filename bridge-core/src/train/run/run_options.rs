@@ -13,7 +13,7 @@ use crate::train::data::registry::Registry;
 use crate::train::engine::forward_step::{ForwardStep, LanguageModelStep};
 use crate::train::ranks::rank_env::RankEnv;
 use crate::train::reporting::reporter::Console;
-use crate::train::stop::exits::{CancelHandle, WatchSignals};
+use crate::train::stop::stop_requests::{CancelHandle, WatchSignals};
 use crate::train::subsystems::contract::Subsystem;
 
 /// Options of a run besides its configuration. All of them are passed in; nothing is global.

@@ -62,7 +62,7 @@ use crate::train::step::outputs::Outputs;
 use crate::train::step::step_flops::SequenceFlops;
 use crate::train::step::training::Training;
 use crate::train::step::training_run::TrainingRun;
-use crate::train::stop::exits::Exits;
+use crate::train::stop::stop_requests::StopRequests;
 use crate::train::stop::watchdog::Watchdog;
 use crate::train::subsystems::contract::LoopRequest;
 use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
@@ -105,9 +105,11 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let (rank_env, progress) = (&options.rank_env, reporter.progress());
     let watchdog = Watchdog::start(&config, groups, options.signals, rank_env, &mut signals, progress);
     let watchdog = agreement::agree(groups, "watching signals", watchdog)?;
-    let exits = Exits::new(groups, signals, watchdog, options.cancel, options.started, Arc::clone(&heartbeat))?;
+    let stop_requests =
+        StopRequests::new(groups, signals, watchdog, options.cancel, options.started, Arc::clone(&heartbeat))?;
     let base = lineage.tokenizer();
-    let preparation = Preparation { config: &config, groups, place, base, exits: &exits, reporter: &reporter };
+    let preparation =
+        Preparation { config: &config, groups, place, base, stop_requests: &stop_requests, reporter: &reporter };
     let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
     let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
@@ -162,7 +164,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         unmatched: crate::train::unmatched::Unmatched::default(),
         evaluation_request: LoopRequest::default(),
         training,
-        exits,
+        stop_requests,
         timers,
         heartbeat,
         config,

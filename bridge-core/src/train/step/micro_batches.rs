@@ -96,7 +96,7 @@ pub(in crate::train) fn skip_micro_batches(
         next_micro_batches(run, next)?;
         left -= next;
         if left > 0
-            && let Some(reason) = run.exits.requested(&run.config, &run.groups)?
+            && let Some(reason) = run.stop_requests.poll(&run.config, &run.groups)?
         {
             return Ok(Some(reason));
         }

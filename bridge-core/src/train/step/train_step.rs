@@ -325,7 +325,7 @@ fn forward_backward(
     // Magnitudes of a pass that is made again do not count.
     run.training.chunks.iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
     run.training.stream_gradients.restart();
-    run.exits.begin_step();
+    run.stop_requests.begin_step();
     let mut totals = PassTotals::new(run);
     while totals.done < data.total() {
         if let Some(reason) = window_pass(run, data, &mut totals)? {
@@ -358,7 +358,7 @@ fn read_results(run: &mut TrainingRun, totals: &mut PassTotals) -> f64 {
     squares.into_iter().sum()
 }
 
-/// Forward and backward of the next window of micro-batches, with looks whether to stop; the reason
+/// Forward and backward of the next window of micro-batches, with polls for stop requests; the reason
 /// if so.
 fn window_pass(
     run: &mut TrainingRun,
@@ -396,7 +396,11 @@ fn window_pass(
     while done < batches.len() {
         let left = batches.len() - done;
         // A repeated pass is not interrupted, because its outcome is the purpose of the repetition.
-        let count = if run.subsystems.losses.is_rerunning() { left } else { data.pause(run.exits.wanted(left), left) };
+        let count = if run.subsystems.losses.is_rerunning() {
+            left
+        } else {
+            data.pause(run.stop_requests.micro_batches_until_poll(left), left)
+        };
         let pass = done..done + count;
         let timer = timers.start("forward-backward", TimerLevel::Phase);
         run.timers.spans().begin_pass(start + pass.start);
@@ -433,7 +437,7 @@ fn window_pass(
         done += count;
         if start + done < total
             && !run.subsystems.losses.is_rerunning()
-            && let Some(reason) = run.exits.look_within_step(&run.groups, count)?
+            && let Some(reason) = run.stop_requests.poll_within_step(&run.groups, count)?
         {
             return Ok(Some(reason));
         }

@@ -16,7 +16,7 @@ use crate::train::engine::global_state::GlobalState;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
 use crate::train::step::outputs::Outputs;
 use crate::train::step::training::{HeldBytes, Training};
-use crate::train::stop::exits::Exits;
+use crate::train::stop::stop_requests::StopRequests;
 use crate::train::subsystems::Subsystems;
 use crate::train::subsystems::contract::{LoopRequest, RunContext};
 use crate::train::unmatched::Unmatched;
@@ -33,11 +33,11 @@ pub struct TrainingRun {
     pub(in crate::train) inputs: Inputs,
     pub(in crate::train) outputs: Outputs,
     pub(in crate::train) subsystems: Subsystems,
-    pub(in crate::train) exits: Exits,
+    pub(in crate::train) stop_requests: StopRequests,
     pub(in crate::train) timers: Arc<Timers>,
     /// Heartbeat of this rank.
     pub(in crate::train) heartbeat: Arc<Heartbeat>,
-    /// Request of subsystems at evaluations, until the next check for exits.
+    /// Request of subsystems at evaluations, until the next decision to exit.
     pub(in crate::train) evaluation_request: LoopRequest,
     /// Names in which the model and the loaded checkpoint differ.
     pub(in crate::train) unmatched: Unmatched,

@@ -21,7 +21,7 @@ use crate::resilience::{EXIT_CODE_NOT_SAVED_IN_TIME, Heartbeat, Section, Signal,
 use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::rank_env::{RankEnv, RankUnit};
-use crate::train::stop::exits::WatchSignals;
+use crate::train::stop::stop_requests::WatchSignals;
 
 const KEY: &str = "train.exit_signal_deadline_s";
 

@@ -70,19 +70,19 @@ impl CancelHandle {
 }
 
 /// Everything that can ask one rank of a run to stop.
-pub(in crate::train) struct Exits {
+pub(in crate::train) struct StopRequests {
     /// Handlers write to the pipe of the watchdog, so they are removed before it.
     signals: SignalWatcher,
     cancel: CancelHandle,
     /// When the program began.
     started: Instant,
-    looks: StopLooks,
+    polls: PollSchedule,
     watchdog: Option<Watchdog>,
     /// Heartbeat of the rank: reading requests is a sign of life.
     heartbeat: Arc<Heartbeat>,
 }
 
-impl Exits {
+impl StopRequests {
     /// All ranks call this together.
     pub fn new(
         groups: &ProcessGroups,
@@ -93,8 +93,8 @@ impl Exits {
         heartbeat: Arc<Heartbeat>,
     ) -> Result<Self, CommError> {
         let is_possible = agreement::any(groups.world(), signals.watches_any() || cancel.is_shared())?;
-        let looks = StopLooks { is_possible, pace: None, since: 0, last: Instant::now() };
-        Ok(Self { signals, cancel, started, looks, watchdog, heartbeat })
+        let polls = PollSchedule { is_possible, pace: None, micro_batches: 0, last: Instant::now() };
+        Ok(Self { signals, cancel, started, polls, watchdog, heartbeat })
     }
 
     /// Cancels the deadline, because the run has ended.
@@ -107,7 +107,7 @@ impl Exits {
     /// Stop request from outside, on any rank, so that all ranks decide alike: a watched signal
     /// that arrived (the one with the largest number), or cancellation. Returns the largest
     /// `figure` of all ranks too. All ranks call this together.
-    pub fn agreed(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), CommError> {
+    pub fn poll_signals(&self, groups: &ProcessGroups, figure: f64) -> Result<(Option<ExitReason>, f64), CommError> {
         self.heartbeat.beat();
         let signal = self.signals.received().map_or(0, Signal::number);
         let mut figures = [f64::from(signal), f64::from(u8::from(self.cancel.is_cancelled())), figure];
@@ -123,65 +123,66 @@ impl Exits {
 
     /// The signal, cancellation or clock of any rank that asks for an exit. All ranks call this
     /// together.
-    pub fn requested(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
+    pub fn poll(&self, config: &RunConfig, groups: &ProcessGroups) -> Result<Option<ExitReason>, CommError> {
         // Of several clocks the one that is ahead.
-        let (reason, minutes) = self.agreed(groups, self.started.elapsed().as_secs_f64() / 60.0)?;
+        let (reason, minutes) = self.poll_signals(groups, self.started.elapsed().as_secs_f64() / 60.0)?;
         let is_over = config.train.exit_duration_in_mins.is_some_and(|limit| minutes > limit);
         Ok(reason.or_else(|| is_over.then_some(ExitReason::Duration(minutes))))
     }
 
     /// A step begins.
     pub fn begin_step(&mut self) {
-        self.looks.begin_step();
+        self.polls.begin_step();
     }
 
-    /// After how many more micro-batches of a step to look; at most `most`.
-    pub fn wanted(&self, most: usize) -> usize {
+    /// Number of micro-batches of a step to run before the next [`Self::poll_within_step`]; at most
+    /// `most`.
+    pub fn micro_batches_until_poll(&self, most: usize) -> usize {
         self.heartbeat.beat();
-        self.looks.wanted(most)
+        self.polls.remaining(most)
     }
 
-    /// Says that `count` more micro-batches of a step are done, of which there are more, and looks
-    /// whether to stop if it is time to.
-    pub fn look_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, CommError> {
-        self.looks.since += count;
-        if self.looks.since < self.looks.interval() {
+    /// Counts `count` more micro-batches of a step that is not complete, and polls signals and
+    /// cancellation if that is due.
+    pub fn poll_within_step(&mut self, groups: &ProcessGroups, count: usize) -> Result<Option<ExitReason>, CommError> {
+        self.polls.micro_batches += count;
+        if self.polls.micro_batches < self.polls.interval() {
             return Ok(None);
         }
-        let mine = self.looks.last.elapsed().as_secs_f64() / self.looks.since as f64;
-        let (reason, pace) = self.agreed(groups, mine)?;
-        self.looks.pace = Some(pace);
-        self.looks.begin_step();
+        let mine = self.polls.last.elapsed().as_secs_f64() / self.polls.micro_batches as f64;
+        let (reason, pace) = self.poll_signals(groups, mine)?;
+        self.polls.pace = Some(pace);
+        self.polls.begin_step();
         Ok(reason)
     }
 }
 
-/// Approximate interval of the checks for stop requests within a step.
+/// Approximate interval of the polls for stop requests within a step.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Schedule of the checks for stop requests within a step.
+/// Schedule of the polls for stop requests within a step.
 ///
-/// All ranks must check after the same micro-batch, or some would wait for ranks that have left. So
-/// ranks agree on the time of a micro-batch at each check, and compute from it the number of
-/// micro-batches until the next check. Steps that take no longer than [`INTERVAL`] cost nothing.
+/// All ranks must poll after the same micro-batch, or some would wait for ranks that have left. So
+/// ranks agree on the time of a micro-batch at each poll, and compute from it the number of
+/// micro-batches until the next poll. Steps that take no longer than [`INTERVAL`] cost nothing.
 #[derive(Debug)]
-struct StopLooks {
+struct PollSchedule {
     /// True if a stop request is possible.
     is_possible: bool,
     /// Seconds that a micro-batch takes on the slowest rank, once that is known.
     pace: Option<f64>,
-    /// Micro-batches since the last look.
-    since: usize,
+    /// Micro-batches since the last poll.
+    micro_batches: usize,
     last: Instant,
 }
 
-impl StopLooks {
-    /// Called when a step begins, after the ranks checked for a stop.
+impl PollSchedule {
+    /// Called when a step begins, after the ranks polled.
     fn begin_step(&mut self) {
-        (self.since, self.last) = (0, Instant::now());
+        (self.micro_batches, self.last) = (0, Instant::now());
     }
 
-    /// Number of micro-batches between checks for a stop.
+    /// Number of micro-batches between polls.
     fn interval(&self) -> usize {
         match self.pace {
             _ if !self.is_possible => usize::MAX,
@@ -190,9 +191,9 @@ impl StopLooks {
         }
     }
 
-    /// After how many more micro-batches to look; at most `most`.
-    fn wanted(&self, most: usize) -> usize {
-        self.interval().saturating_sub(self.since).clamp(1, most.max(1))
+    /// Number of micro-batches until the next poll; at most `most`.
+    fn remaining(&self, most: usize) -> usize {
+        self.interval().saturating_sub(self.micro_batches).clamp(1, most.max(1))
     }
 }
 
@@ -201,13 +202,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_come_once_a_second_at_the_agreed_pace() {
-        let looks = |pace, since| StopLooks { is_possible: true, pace, since, last: Instant::now() };
-        assert_eq!(looks(None, 0).wanted(8), 1, "the pace is not known yet");
-        assert_eq!(looks(Some(0.1), 0).wanted(100), 10);
-        assert_eq!(looks(Some(0.1), 4).wanted(100), 6);
-        assert_eq!(looks(Some(0.1), 0).wanted(8), 8);
-        assert_eq!(looks(Some(30.0), 0).wanted(8), 1);
-        assert_eq!(StopLooks { is_possible: false, ..looks(None, 0) }.wanted(8), 8, "nobody can ask");
+    fn polls_come_once_a_second_at_the_agreed_pace() {
+        let polls = |pace, micro_batches| PollSchedule { is_possible: true, pace, micro_batches, last: Instant::now() };
+        assert_eq!(polls(None, 0).remaining(8), 1, "the pace is not known yet");
+        assert_eq!(polls(Some(0.1), 0).remaining(100), 10);
+        assert_eq!(polls(Some(0.1), 4).remaining(100), 6);
+        assert_eq!(polls(Some(0.1), 0).remaining(8), 8);
+        assert_eq!(polls(Some(30.0), 0).remaining(8), 1);
+        assert_eq!(PollSchedule { is_possible: false, ..polls(None, 0) }.remaining(8), 8, "nobody can ask");
     }
 }
