@@ -1,5 +1,6 @@
 //! Evaluation on a held-out split.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use bridge_data::DataLoader;
@@ -31,30 +32,12 @@ use crate::train::step::training_run::TrainingRun;
 /// # Errors
 /// Data that cannot be read; ranks that cannot communicate.
 pub fn evaluate(run: &mut TrainingRun, split: Split) -> Result<Option<EvaluationReport>, TrainError> {
-    Ok(evaluate_at(run, split, Occasion::DuringTraining)?.report())
+    Ok(evaluate_at(run, split, Occasion::DuringTraining)?.continue_value().flatten())
 }
 
-/// End of an evaluation.
-#[derive(Debug)]
-pub(in crate::train) enum Evaluation {
-    /// The run has no such data.
-    NoData,
-    /// The evaluation was stopped, so there are no figures: those of a part could be mistaken for
-    /// those of the whole.
-    Stopped(ExitReason),
-    /// The evaluation is complete.
-    Done(EvaluationReport),
-}
-
-impl Evaluation {
-    /// The result, if there is one.
-    pub(in crate::train) fn report(self) -> Option<EvaluationReport> {
-        match self {
-            Self::Done(report) => Some(report),
-            Self::NoData | Self::Stopped(_) => None,
-        }
-    }
-}
+/// Report of an evaluation, `None` if the run has no such data; or the reason why it was stopped.
+/// Then there are no figures: those of a part could be mistaken for those of the whole.
+pub(in crate::train) type Evaluation = ControlFlow<ExitReason, Option<EvaluationReport>>;
 
 /// [`evaluate`] on an occasion, which the log tells.
 pub(in crate::train) fn evaluate_at(
@@ -68,7 +51,7 @@ pub(in crate::train) fn evaluate_at(
     };
     let sets = run.inputs.data.evaluated(split);
     if sets.is_empty() {
-        return Ok(Evaluation::NoData);
+        return Ok(ControlFlow::Continue(None));
     }
     let mut loaders = run.inputs.data.evaluation(&run.config, split, &sets, consumed)?;
     let timers = Arc::clone(&run.timers);
@@ -77,8 +60,8 @@ pub(in crate::train) fn evaluate_at(
     let mut objective = LM_LOSS;
     for (set, loader) in sets.iter().zip(&mut loaders) {
         let found = match run_batches(run, split, loader)? {
-            Ok(totals) => totals,
-            Err(reason) => return Ok(Evaluation::Stopped(reason)),
+            ControlFlow::Continue(totals) => totals,
+            ControlFlow::Break(reason) => return Ok(ControlFlow::Break(reason)),
         };
         num_samples += run.inputs.data.samples_in_passes(&run.config, split, set, found.num_passes);
         objective = found.objective;
@@ -110,7 +93,7 @@ pub(in crate::train) fn evaluate_at(
     if split == Split::Valid {
         run.last_validation = Some(report.clone());
     }
-    Ok(Evaluation::Done(report))
+    Ok(ControlFlow::Continue(Some(report)))
 }
 
 /// Sums over the batches of an evaluation on this rank.
@@ -129,7 +112,7 @@ fn run_batches(
     run: &mut TrainingRun,
     split: Split,
     loader: &mut DataLoader,
-) -> Result<Result<Totals, ExitReason>, TrainError> {
+) -> Result<ControlFlow<ExitReason, Totals>, TrainError> {
     let validation = &run.config.validation;
     let iterations = match split {
         Split::Valid if validation.full_validation => usize::MAX,
@@ -144,16 +127,16 @@ fn run_batches(
         while left > 0 {
             if let Some(reason) = run.stop_requests.poll(&run.config, &run.groups)? {
                 run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
-                return Ok(Err(reason));
+                return Ok(ControlFlow::Break(reason));
             }
             let count = windows.next(left);
             if evaluate_window(run, loader, count, &mut totals)? < count {
-                return Ok(Ok(totals));
+                return Ok(ControlFlow::Continue(totals));
             }
             left -= count;
         }
     }
-    Ok(Ok(totals))
+    Ok(ControlFlow::Continue(totals))
 }
 
 /// Evaluates the next `count` micro-batches, or as many as there are; returns how many there were.

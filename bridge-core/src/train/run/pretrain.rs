@@ -1,5 +1,7 @@
 //! A whole run: set up, train, evaluate, finish.
 
+use std::ops::ControlFlow;
+
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 use crate::logging::{Ending, Occasion, Split};
@@ -111,9 +113,8 @@ fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
 /// The result of an evaluation, or the reason for its stop.
 fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitReason>) {
     match evaluation {
-        Evaluation::Done(report) => (Some(report), None),
-        Evaluation::NoData => (None, None),
-        Evaluation::Stopped(reason) => (None, Some(reason)),
+        ControlFlow::Continue(report) => (report, None),
+        ControlFlow::Break(reason) => (None, Some(reason)),
     }
 }
 
@@ -124,7 +125,7 @@ fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
     match last.filter(|_| run.config.validation.full_validation) {
-        Some(report) => Ok(Evaluation::Done(report)),
+        Some(report) => Ok(ControlFlow::Continue(Some(report))),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }
 }

@@ -12,7 +12,7 @@ use crate::train::exit_reason::ExitReason;
 use crate::train::reporting::report::StepReport;
 use crate::train::resume::checkpointing::save_checkpoint;
 use crate::train::run::error::TrainError;
-use crate::train::run::evaluate::{Evaluation, evaluate_at};
+use crate::train::run::evaluate::evaluate_at;
 use crate::train::run::exit::checkpoint_and_decide_exit;
 use crate::train::run::launch::catch_comm_error;
 use crate::train::step::micro_batches::skip_micro_batches;
@@ -56,14 +56,15 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
         }
         run.outputs.poll_saves(&run.state, &run.groups)?;
         update_batch_size(run)?;
-        match skip_iteration(run)? {
-            Skip::No => {}
+        if run.config.train.iterations_to_skip.contains(&(run.state.train_state.step as usize + 1)) {
+            if let Some(reason) = skip_iteration(run)? {
+                return stop_mid_step(run, reason);
+            }
             // Skipped iterations still run due saves and exits.
-            Skip::Iteration => match checkpoint_and_decide_exit(run, LoopRequest::default())? {
+            match checkpoint_and_decide_exit(run, LoopRequest::default())? {
                 Some(reason) => return Ok(reason),
                 None => continue,
-            },
-            Skip::Stopped(reason) => return stop_mid_step(run, reason),
+            }
         }
         run.heartbeat.enter(Section::Step);
         let (subsystems, mut context) = run.subsystems();
@@ -140,25 +141,12 @@ fn update_batch_size(run: &mut TrainingRun) -> Result<(), TrainError> {
     Ok(())
 }
 
-/// Result of an iteration that may be skipped.
-enum Skip {
-    /// The iteration is trained.
-    No,
-    /// The iteration was skipped.
-    Iteration,
-    /// A stop was requested meanwhile.
-    Stopped(ExitReason),
-}
-
-/// Reads and drops the data of an iteration listed in `train.iterations_to_skip` (1-based).
-fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
-    let next = run.state.train_state.step as usize + 1;
-    if !run.config.train.iterations_to_skip.contains(&next) {
-        return Ok(Skip::No);
-    }
+/// Reads and drops the data of an iteration listed in `train.iterations_to_skip` (1-based). Returns
+/// the reason if a stop was requested meanwhile.
+fn skip_iteration(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainError> {
     let num_microbatches = run.training.num_microbatches.num_microbatches();
     if let Some(reason) = skip_micro_batches(run, num_microbatches as usize)? {
-        return Ok(Skip::Stopped(reason));
+        return Ok(Some(reason));
     }
     let batch = num_microbatches * run.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
@@ -166,8 +154,8 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Skip, TrainError> {
     run.heartbeat.step_done(state.step);
     state.consumed_train_samples += batch;
     state.skipped_train_samples += batch;
-    run.outputs.reporter.note(&format!("iteration {next} skipped, as train.iterations_to_skip asks"));
-    Ok(Skip::Iteration)
+    run.outputs.reporter.note(&format!("iteration {} skipped, as train.iterations_to_skip asks", state.step));
+    Ok(None)
 }
 
 /// Ends training in the middle of a step. The step is discarded, and the state before it is saved.
@@ -200,7 +188,7 @@ fn validation_is_due(run: &TrainingRun) -> bool {
 /// Evaluates on the validation split, and notes if that was stopped.
 fn validate(run: &mut TrainingRun) -> Result<(), TrainError> {
     let evaluation = evaluate_at(run, Split::Valid, Occasion::DuringTraining)?;
-    run.state.train_state.owes_validation = matches!(evaluation, Evaluation::Stopped(_));
+    run.state.train_state.owes_validation = evaluation.is_break();
     Ok(())
 }
 

@@ -358,8 +358,8 @@ fn read_results(run: &mut TrainingRun, totals: &mut PassTotals) -> f64 {
     squares.into_iter().sum()
 }
 
-/// Forward and backward of the next window of micro-batches, with polls for stop requests; the reason
-/// if so.
+/// Forward and backward of the next window of micro-batches, with polls for stop requests. Returns
+/// the reason if a stop was requested.
 fn window_pass(
     run: &mut TrainingRun,
     data: &mut StepData,
