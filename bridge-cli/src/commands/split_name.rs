@@ -1,25 +1,12 @@
 //! A split's name on the command line.
 
 use bridge_data::gpt::Split;
-use clap::ValueEnum;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-/// A split of a recipe's data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum SplitName {
-    /// The training split.
-    Train,
-    /// The validation split.
-    Valid,
-    /// The test split.
-    Test,
-}
-
-impl From<SplitName> for Split {
-    fn from(name: SplitName) -> Self {
-        match name {
-            SplitName::Train => Self::Train,
-            SplitName::Valid => Self::Valid,
-            SplitName::Test => Self::Test,
-        }
-    }
+/// Parser of the name of a split.
+pub fn split_parser() -> impl TypedValueParser<Value = Split> {
+    let helps = ["The training split", "The validation split", "The test split"];
+    let values = Split::ALL.into_iter().zip(helps).map(|(split, help)| PossibleValue::new(split.name()).help(help));
+    let named = |name: String| Split::ALL.into_iter().find(|split| split.name() == name).expect("a possible value");
+    PossibleValuesParser::new(values).map(named)
 }

@@ -15,7 +15,7 @@ use bridge_models::registry;
 use clap::Args;
 use serde_json::json;
 
-use super::super::split_name::SplitName;
+use super::super::split_name::split_parser;
 use super::paint::{Part, paint};
 use crate::failure::Failure;
 use crate::output::line;
@@ -40,8 +40,8 @@ pub struct Samples {
     /// Overrides.
     overrides: Vec<String>,
     /// The split.
-    #[arg(long, value_enum, default_value = "train")]
-    split: SplitName,
+    #[arg(long, value_parser = split_parser(), default_value = "train")]
+    split: Split,
     /// Samples requested from each split: TRAIN,VALID,TEST; the recipe's numbers by default.
     #[arg(long, value_delimiter = ',', num_args = 1)]
     num_samples: Vec<usize>,
@@ -214,7 +214,7 @@ impl Samples {
             DatasetBuildContext { train_samples, valid_samples, test_samples, once, tokenizer, data_parallel, progress }
         };
         let datasets = RunData::build_datasets(&config, &registry.datasets, &progress::hidden(), &context)?;
-        let split = Split::from(self.split);
+        let split = self.split;
         let dataset = match split {
             Split::Train => datasets.train,
             Split::Valid => datasets.valid,

@@ -22,7 +22,7 @@ use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
 use self::tasks::{Evaluation, TaskArguments};
-use super::split_name::SplitName;
+use super::split_name::split_parser;
 use super::text_sequences::TextSequences;
 use crate::chosen_models::{ModelArguments, Models};
 use crate::failure::Failure;
@@ -52,8 +52,8 @@ pub struct Arguments {
     #[arg(long, conflicts_with = "text")]
     recipe: Option<PathBuf>,
     /// Split of the recipe's data.
-    #[arg(long, value_enum, default_value = "valid")]
-    split: SplitName,
+    #[arg(long, value_parser = split_parser(), default_value = "valid")]
+    split: Split,
     /// Maximum number of sequences, or of a task's items; all by default.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     max_samples: Option<usize>,
@@ -278,7 +278,7 @@ fn split_sequences(
         ));
     }
     let is_mock = matches!(config.dataset.kind.as_str(), "mock" | "mock_t5");
-    let split = Split::from(arguments.split);
+    let split = arguments.split;
     let is_weighted = has_weights(&config.dataset, split);
     let data = RunData::of_model(&Arc::new(config), &registry.datasets, progress, model.tokenizer.as_deref(), split)?;
     let datasets = data.datasets();

@@ -10,10 +10,11 @@ mod text;
 
 use std::path::Path;
 
-use bridge_core::config::{ConfigErrors, DType, Format, RawConfig, RunConfig, World};
+use bridge_core::config::{ConfigErrors, DType, Format, PipelineSchedule, RawConfig, RunConfig, World};
 use bridge_core::plan::{Plan, PlanOptions, Rates, SearchOptions, plan};
 use bridge_models::registry;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
@@ -66,8 +67,8 @@ pub struct Arguments {
     #[arg(long, value_name = "SIZES")]
     layout: Vec<Layout>,
     /// Pipeline schedule, instead of the recipe's `model.pipeline_schedule`.
-    #[arg(long, value_enum)]
-    schedule: Option<Schedule>,
+    #[arg(long, value_parser = schedule_parser())]
+    schedule: Option<PipelineSchedule>,
     /// Train the recipe's model for a few steps on mock data, with threads as ranks, count what
     /// they communicate and hold, and compare with the plan. Exits with 1 if they differ. With
     /// `--link-gbps`, ranks send at most that much, and the output shows how much of the gradient
@@ -101,29 +102,14 @@ struct RateArguments {
     intra_node: usize,
 }
 
-/// Pipeline schedules to choose from.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Schedule {
-    /// 1F1B, interleaved if there are virtual stages.
-    #[value(name = "1f1b")]
-    OneForwardOneBackward,
-    /// All forwards, then all backwards.
-    #[value(name = "gpipe")]
-    GPipe,
-    /// ZB-H1.
-    #[value(name = "zb-h1")]
-    ZeroBubbleH1,
-}
-
-impl Schedule {
-    /// The value of `model.pipeline_schedule`.
-    const fn setting(self) -> &'static str {
-        match self {
-            Self::OneForwardOneBackward => "1f1b",
-            Self::GPipe => "gpipe",
-            Self::ZeroBubbleH1 => "zb_h1",
-        }
-    }
+/// Parser of the name of a pipeline schedule.
+fn schedule_parser() -> impl TypedValueParser<Value = PipelineSchedule> {
+    let values = [
+        PossibleValue::new("1f1b").help("1F1B, interleaved if there are virtual stages"),
+        PossibleValue::new("gpipe").help("All forwards, then all backwards"),
+        PossibleValue::new("zb-h1").help("ZB-H1"),
+    ];
+    PossibleValuesParser::new(values).map(|name| PipelineSchedule::from_name(&name).expect("a possible value"))
 }
 
 fn positive(text: &str) -> Result<usize, String> {
@@ -161,7 +147,7 @@ impl Arguments {
 
     /// The recipe with more overrides. If a GPU is given, it is the device.
     fn recipe(&self, more: impl Iterator<Item = String>) -> Result<RawConfig, ConfigErrors> {
-        let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={}", schedule.setting()));
+        let schedule = self.schedule.map(|schedule| format!("model.pipeline_schedule={schedule}"));
         let device = (self.gpu.is_some() || self.gpu_memory.is_some()).then(|| "device=cuda".to_owned());
         let first = self.recipe.iter().filter(|_| self.preset.is_some()).cloned();
         let overrides: Vec<String> =

@@ -1,11 +1,9 @@
 //! Fine-tuning data: from the `dataset` section to the parameters of its datasets.
 
-use bridge_data::sft::{
-    self, BadLine, EpochOrder, ExampleOptions, Packing, PackingAlgorithm, RecordKind, SftParams, SftProvider,
-};
+use bridge_data::sft::{EpochOrder, ExampleOptions, Packing, RecordKind, SftParams, SftProvider};
 use bridge_data::{DataError, DatasetProvider};
 
-use crate::config::{self, DataloaderType};
+use crate::config::DataloaderType;
 use crate::train::data::registry::DatasetFactoryContext;
 
 /// The factory of fine-tuning data.
@@ -32,29 +30,20 @@ pub(in crate::train) fn sft_provider(context: &DatasetFactoryContext) -> Result<
             prompt_template: kwargs.prompt_template.clone(),
             label_key: kwargs.label_key.clone(),
             truncation_field: kwargs.truncation_field.clone(),
-            truncation_method: match kwargs.truncation_method {
-                config::TruncationMethod::Right => sft::TruncationMethod::Right,
-                config::TruncationMethod::Left => sft::TruncationMethod::Left,
-            },
+            truncation_method: kwargs.truncation_method,
             add_bos: kwargs.add_bos,
             add_eos: kwargs.add_eos,
             add_sep: kwargs.add_sep,
             answer_only_loss: kwargs.answer_only_loss,
             tokens_to_generate: kwargs.tokens_to_generate,
         },
-        bad_line: match kwargs.on_bad_line {
-            config::BadLine::Error => BadLine::Error,
-            config::BadLine::Skip => BadLine::Skip,
-        },
+        bad_line: kwargs.on_bad_line,
         max_train_samples: section.max_train_samples,
         packing: match specs {
             Some(specs) => Packing::Offline {
                 size: usize::try_from(specs.packed_sequence_size).unwrap_or(section.seq_length),
                 multiple: specs.pad_seq_to_mult,
-                algorithm: match specs.packing_algorithm {
-                    config::PackingAlgorithm::FirstFitDecreasing => PackingAlgorithm::FirstFitDecreasing,
-                    config::PackingAlgorithm::FirstFitShuffle => PackingAlgorithm::FirstFitShuffle,
-                },
+                algorithm: specs.packing_algorithm,
             },
             None if kwargs.pack_on_the_fly => Packing::OnTheFly,
             None => Packing::Off,
