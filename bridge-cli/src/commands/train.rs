@@ -390,7 +390,7 @@ impl Arguments {
     /// Finishes the run on rank 0: prints a sample, if the recipe asks for one. Returns the exit
     /// code.
     fn after(&self, report: &RunReport) -> Result<u8, Failure> {
-        let generate = &report.run.config.generate;
+        let generate = &report.run.state.config.generate;
         if report.reason.is_end()
             && let Some(prompt) = &generate.prompt
         {
@@ -509,14 +509,14 @@ fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Samp
         return Ok(());
     };
     let tokenizer: &dyn Tokenizer = tokenizer.as_ref();
-    let max_positions = run.config.model.seq_length;
+    let max_positions = run.state.config.model.seq_length;
     let prompt_tokens = tokenizer.encode(sample.prompt).map_err(Failure::input)?.len();
     let request = Request {
         prompt: &Prompt::new(tokenizer, sample.prompt)?,
         stop: &[],
         options: GenerateOptions {
-            decoder_start: (run.config.model.kind == bridge_models::encoder_decoder::KIND)
-                .then_some(run.config.model.decoder_start_token_id as i64),
+            decoder_start: (run.state.config.model.kind == bridge_models::encoder_decoder::KIND)
+                .then_some(run.state.config.model.decoder_start_token_id as i64),
             max_new_tokens: sample.max_tokens.min(max_positions.saturating_sub(prompt_tokens + 1)),
             sampling: sample.sampling,
             rules: TokenRules::default(),

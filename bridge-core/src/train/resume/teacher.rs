@@ -197,7 +197,7 @@ impl Teacher {
     /// # Errors
     /// If the checkpoint does not have its parameters.
     pub fn build(self, run: &TrainingRun) -> Result<Distillation, ResumeError> {
-        let (config, groups) = (&run.config, &run.groups);
+        let (config, groups) = (&run.state.config, &run.groups);
         let device = run.training.device.clone();
         let parallel = Parallel { groups: groups.clone(), sequence_parallel: config.model.sequence_parallel };
         let context = BuildContext {

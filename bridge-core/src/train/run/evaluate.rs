@@ -53,7 +53,7 @@ pub(in crate::train) fn evaluate_at(
     if sets.is_empty() {
         return Ok(ControlFlow::Continue(None));
     }
-    let mut loaders = run.inputs.data.evaluation(&run.config, split, &sets, consumed)?;
+    let mut loaders = run.inputs.data.evaluation(&run.state.config, split, &sets, consumed)?;
     let timers = Arc::clone(&run.timers);
     let timer = timers.start("evaluate", TimerLevel::Iteration);
     let (mut losses, mut num_samples, mut num_bytes) = (Losses::new(), 0, Some(0));
@@ -63,7 +63,7 @@ pub(in crate::train) fn evaluate_at(
             ControlFlow::Continue(totals) => totals,
             ControlFlow::Break(reason) => return Ok(ControlFlow::Break(reason)),
         };
-        num_samples += run.inputs.data.samples_in_passes(&run.config, split, set, found.num_passes);
+        num_samples += run.inputs.data.samples_in_passes(&run.state.config, split, set, found.num_passes);
         objective = found.objective;
         num_bytes = num_bytes.zip(found.num_bytes).map(|(sum, more)| sum + more);
         for (name, ratio) in found.losses {
@@ -78,7 +78,7 @@ pub(in crate::train) fn evaluate_at(
     let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;
-        run.inputs.data.keep_valid_loaders(&run.config, loaders);
+        run.inputs.data.keep_valid_loaders(&run.state.config, loaders);
     }
     let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
         let nats = losses.get(LM_LOSS)?.numerator;
@@ -113,19 +113,19 @@ fn run_batches(
     split: Split,
     loader: &mut DataLoader,
 ) -> Result<ControlFlow<ExitReason, Totals>, TrainError> {
-    let validation = &run.config.validation;
+    let validation = &run.state.config.validation;
     let iterations = match split {
         Split::Valid if validation.full_validation => usize::MAX,
         _ => validation.eval_iters,
     };
-    let num_microbatches = run.config.validation.num_microbatches;
-    let windows = micro_batch_windows(&run.config, run.config.validation.eval_micro_batch_size);
+    let num_microbatches = run.state.config.validation.num_microbatches;
+    let windows = micro_batch_windows(&run.state.config, run.state.config.validation.eval_micro_batch_size);
     let mut totals = Totals { losses: Losses::new(), objective: LM_LOSS, num_passes: 0, num_bytes: Some(0) };
     for iteration in 0..iterations {
         run.outputs.reporter.evaluating(split, iteration as u64, iterations as u64);
         let mut left = num_microbatches;
         while left > 0 {
-            if let Some(reason) = run.stop_requests.poll(&run.config, &run.groups)? {
+            if let Some(reason) = run.stop_requests.poll(&run.state.config, &run.groups)? {
                 run.note(&format!("the evaluation on the {} split was stopped: {reason}", split.name()));
                 return Ok(ControlFlow::Break(reason));
             }
@@ -153,11 +153,12 @@ fn evaluate_window(
     micro_batches.iter().try_for_each(|micro_batch| run.inputs.check_ids(micro_batch))?;
     let batches: Vec<Batch> =
         micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
-    let custom_losses = compute(&run.config, || run.training.custom_losses(&run.state, &batches))?;
+    let custom_losses = compute(&run.state.config, || run.training.custom_losses(&run.state, &batches))?;
     let inputs = MicroBatchInput::evaluated(&batches, &custom_losses);
     let mut work = EvaluationBatches { inputs: &inputs, parameters: run.training.optimizer.parameters() };
-    let evaluated =
-        compute(&run.config, || run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work));
+    let evaluated = compute(&run.state.config, || {
+        run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work)
+    });
     let loss_sums = evaluated.map_err(EngineError::from)?;
     totals.objective = objective_of(&custom_losses);
     add_reported(&mut totals.losses, run.training.forward_step.as_mut(), totals.objective, &loss_sums, &batches);

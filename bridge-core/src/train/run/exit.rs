@@ -15,14 +15,16 @@ pub(in crate::train) fn checkpoint_and_decide_exit(
     request.join(std::mem::take(&mut run.evaluation_request));
     let step = run.state.train_state.step;
     let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
-    let reason = run.stop_requests.poll(&run.config, &run.groups)?;
+    let reason = run.stop_requests.poll(&run.state.config, &run.groups)?;
     let reason = reason.or_else(|| request.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
-    let reason = reason.or_else(|| due(run.config.train.exit_interval).then_some(ExitReason::Interval(step)));
-    let interval_save = due(run.config.checkpoint.save_interval) || due(run.config.checkpoint.save_retain_interval);
+    let reason = reason.or_else(|| due(run.state.config.train.exit_interval).then_some(ExitReason::Interval(step)));
+    let interval_save =
+        due(run.state.config.checkpoint.save_interval) || due(run.state.config.checkpoint.save_retain_interval);
     if run.saves() && run.outputs.last_saved_step != Some(step) {
         if interval_save || request.saves || reason.is_some() {
             save_checkpoint(run)?;
-        } else if step < run.config.train.train_iters as u64 && due(run.config.checkpoint.non_persistent_save_interval)
+        } else if step < run.state.config.train.train_iters as u64
+            && due(run.state.config.checkpoint.non_persistent_save_interval)
         {
             // The last step has a persistent checkpoint right after this.
             save_non_persistent(run)?;

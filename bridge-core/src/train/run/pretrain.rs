@@ -75,9 +75,9 @@ fn pretrain_here(config: RunConfig, options: RunOptions) -> Result<RunReport, Tr
 type Outcome = (ExitReason, Option<EvaluationReport>, Option<EvaluationReport>);
 
 fn train_and_evaluate(run: &mut TrainingRun) -> Result<Outcome, TrainError> {
-    let train_iters = run.config.train.train_iters as u64;
+    let train_iters = run.state.config.train.train_iters as u64;
     let state = &run.state.train_state;
-    let reason = if run.config.validation.skip_train {
+    let reason = if run.state.config.validation.skip_train {
         run.note("skipping training (validation.skip_train)");
         ExitReason::Completed
     } else if state.step >= train_iters {
@@ -124,7 +124,7 @@ fn split_end(evaluation: Evaluation) -> (Option<EvaluationReport>, Option<ExitRe
 fn last_validation(run: &mut TrainingRun) -> Result<Evaluation, TrainError> {
     let step = run.state.train_state.step;
     let last = run.last_validation.take().filter(|report| report.iteration == step);
-    match last.filter(|_| run.config.validation.full_validation) {
+    match last.filter(|_| run.state.config.validation.full_validation) {
         Some(report) => Ok(ControlFlow::Continue(Some(report))),
         None => evaluate_at(run, Split::Valid, Occasion::AfterTraining),
     }

@@ -158,7 +158,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             from_non_persistent: false,
             heartbeat: Arc::clone(&heartbeat),
         },
-        state: GlobalState { config: Arc::clone(&config), train_state: TrainState::default() },
+        state: GlobalState { config, train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
         unmatched: crate::train::unmatched::Unmatched::default(),
@@ -167,7 +167,6 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         stop_requests,
         timers,
         heartbeat,
-        config,
     };
     restore(&mut run, start.as_ref(), &lineage, teacher)?;
     announce_start(&mut run).map(|()| run)
@@ -224,11 +223,11 @@ fn check_teacher_and_memory(
 fn announce_start(run: &mut TrainingRun) -> Result<(), TrainError> {
     // Which splits there are follows from this run's data, not from the checkpoint.
     let (state, data) = (&mut run.state.train_state, &run.inputs.data);
-    state.do_train = !run.config.validation.skip_train && data.has_train();
-    state.do_valid = data.has_valid() && evaluates(&run.config);
-    state.do_test = data.has_test() && run.config.validation.eval_iters > 0;
+    state.do_train = !run.state.config.validation.skip_train && data.has_train();
+    state.do_valid = data.has_valid() && evaluates(&run.state.config);
+    state.do_test = data.has_test() && run.state.config.validation.eval_iters > 0;
     let size = run.training.optimizer.distribution().model_size()?;
-    if let Some(text) = offload_note(&run.config, run.training.optimizer.offloaded()) {
+    if let Some(text) = offload_note(&run.state.config, run.training.optimizer.offloaded()) {
         run.outputs.reporter.note(&text);
     }
     Ok(run.outputs.reporter.run_starts(&run.state, size)?)

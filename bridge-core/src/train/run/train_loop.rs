@@ -49,14 +49,14 @@ fn train_steps(run: &mut TrainingRun) -> Result<ExitReason, TrainError> {
     let mut end = ExitReason::Completed;
     let timers = Arc::clone(&run.timers);
     let mut is_first = true;
-    while run.state.train_state.step < run.config.train.train_iters as u64 {
+    while run.state.train_state.step < run.state.config.train.train_iters as u64 {
         if let Some(why) = run.subsystems.stop_reason(&run.groups, &run.state)? {
             end = ExitReason::Over(why);
             break;
         }
         run.outputs.poll_saves(&run.state, &run.groups)?;
         update_batch_size(run)?;
-        if run.config.train.iterations_to_skip.contains(&(run.state.train_state.step as usize + 1)) {
+        if run.state.config.train.iterations_to_skip.contains(&(run.state.train_state.step as usize + 1)) {
             if let Some(reason) = skip_iteration(run)? {
                 return stop_mid_step(run, reason);
             }
@@ -148,7 +148,7 @@ fn skip_iteration(run: &mut TrainingRun) -> Result<Option<ExitReason>, TrainErro
     if let Some(reason) = skip_micro_batches(run, num_microbatches as usize)? {
         return Ok(Some(reason));
     }
-    let batch = num_microbatches * run.config.samples_per_microstep() as u64;
+    let batch = num_microbatches * run.state.config.samples_per_microstep() as u64;
     let state = &mut run.state.train_state;
     state.step += 1;
     run.heartbeat.step_done(state.step);
@@ -182,7 +182,7 @@ fn exit_for_rerun(run: &mut TrainingRun, decision: ExitDecision) -> Result<ExitR
 }
 
 fn validation_is_due(run: &TrainingRun) -> bool {
-    run.state.train_state.do_valid && run.config.validation.is_due(run.state.train_state.step)
+    run.state.train_state.do_valid && run.state.config.validation.is_due(run.state.train_state.step)
 }
 
 /// Evaluates on the validation split, and notes if that was stopped.

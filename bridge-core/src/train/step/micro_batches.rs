@@ -30,7 +30,7 @@ pub(in crate::train) struct StepData {
 impl StepData {
     /// The data of a step of `total` micro-batches. Its first window is read now.
     pub fn begin(run: &mut TrainingRun, total: usize) -> Result<Self, InputError> {
-        let windows = train_windows(&run.config);
+        let windows = train_windows(&run.state.config);
         let mut data = Self {
             windows,
             total,
@@ -76,7 +76,7 @@ impl StepData {
         self.reading += reading;
         self.own_reading += reading.saturating_sub(in_calls);
         // A sample of preferences has two answers.
-        let per_sample = if run.config.dpo.is_some() { 2 } else { 1 };
+        let per_sample = if run.state.config.dpo.is_some() { 2 } else { 1 };
         micro_batches.iter().for_each(|micro_batch| self.lengths.add(micro_batch, per_sample));
         self.held = Some((start, micro_batches));
         Ok(())
@@ -89,14 +89,14 @@ pub(in crate::train) fn skip_micro_batches(
     run: &mut TrainingRun,
     total: usize,
 ) -> Result<Option<ExitReason>, StepError> {
-    let windows = train_windows(&run.config);
+    let windows = train_windows(&run.state.config);
     let mut left = total;
     while left > 0 {
         let next = windows.next(left);
         next_micro_batches(run, next)?;
         left -= next;
         if left > 0
-            && let Some(reason) = run.stop_requests.poll(&run.config, &run.groups)?
+            && let Some(reason) = run.stop_requests.poll(&run.state.config, &run.groups)?
         {
             return Ok(Some(reason));
         }

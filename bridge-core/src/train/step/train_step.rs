@@ -48,7 +48,7 @@ pub(in crate::train) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, Ste
     let started = Instant::now();
     let num_microbatches = run.training.num_microbatches.num_microbatches() as usize;
     let data = StepData::begin(run, num_microbatches)?;
-    let config = Arc::clone(&run.config);
+    let config = Arc::clone(&run.state.config);
     let timers = Arc::clone(&run.timers);
     let mut end = Instant::now();
     let computed = compute(&config, || {
@@ -99,9 +99,9 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
     save_gradients(run, loss_scale, pass_result.divisor)?;
     let can_fall = run.training.loss_scaler.can_fall();
     let outcome = optimizer_step(run, &rates, &pass_result)?;
-    let batch_size = num_microbatches * run.config.samples_per_microstep() as u64;
+    let batch_size = num_microbatches * run.state.config.samples_per_microstep() as u64;
     if outcome.success {
-        run.training.scheduler.step(run.config.schedule_steps(batch_size));
+        run.training.scheduler.step(run.state.config.schedule_steps(batch_size));
     }
     let (flops, num_tokens) = flops_and_tokens(run, &data.lengths, batch_size)?;
     let figures = own_figures(&run.training.own_figures, &pass_result.losses);
@@ -145,8 +145,8 @@ fn flops_and_tokens(
 ) -> Result<(Option<f64>, u64), StepError> {
     let flops = &mut run.training.flops;
     if !run.inputs.data.lengths_vary() {
-        let of_sequence = flops.for_length(run.config.model.seq_length);
-        let tokens = lengths.tokens * run.config.parallel.data as u64;
+        let of_sequence = flops.for_length(run.state.config.model.seq_length);
+        let tokens = lengths.tokens * run.state.config.parallel.data as u64;
         return Ok((of_sequence.map(|flops| flops * batch_size as f64), tokens));
     }
     let own = lengths.flops(flops);
@@ -167,7 +167,7 @@ fn own_figures(names: &BTreeSet<&'static str>, losses: &Losses) -> Vec<Figure> {
 }
 
 fn wants_grad_norms(run: &TrainingRun) -> bool {
-    let logger = &run.config.logger;
+    let logger = &run.state.config.logger;
     let interval = logger.tensorboard_log_interval as u64;
     logger.log_l2_norm_grad_to_tensorboard && (run.state.train_state.step + 1).is_multiple_of(interval)
 }
@@ -240,8 +240,8 @@ impl PassTotals {
             unread: None,
             own_tokens: Vec::new(),
             num_tokens: Vec::new(),
-            routers: RouterSums::new(&run.config, &run.groups),
-            predictions: PredictionSums::new(&run.config),
+            routers: RouterSums::new(&run.state.config, &run.groups),
+            predictions: PredictionSums::new(&run.state.config),
             accuracy: Ratio::default(),
             attention_logits: BTreeMap::new(),
             layers: Arc::default(),
@@ -286,7 +286,7 @@ impl PassTotals {
         };
         run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &local)?;
         // The accuracy travels with the losses, so that it costs no message of its own.
-        let is_counted = run.config.dataset.kind == FINETUNING && self.objective == LM_LOSS;
+        let is_counted = run.state.config.dataset.kind == FINETUNING && self.objective == LM_LOSS;
         if is_counted {
             self.losses.insert(TOKEN_ACCURACY.to_owned(), self.accuracy);
         }
@@ -298,7 +298,7 @@ impl PassTotals {
         // If all documents of a step are short, a depth may have no token.
         let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
         self.losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
-        let per_token = run.config.model.calculate_per_token_loss;
+        let per_token = run.state.config.model.calculate_per_token_loss;
         let divisor = if per_token { self.num_tokens.iter().sum::<f64>().max(1.0) } else { 1.0 };
         Ok(PassResult {
             losses: self.losses,
@@ -380,7 +380,7 @@ fn window_pass(
     let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
     agreement::sum(run.groups.data_context(), &mut num_tokens)?;
     agreement::sum(run.groups.context(), &mut tokens_here)?;
-    let per_token = run.config.model.calculate_per_token_loss;
+    let per_token = run.state.config.model.calculate_per_token_loss;
     let scale = run.training.loss_scaler.scale() * run.training.optimizer.distribution().loss_factor();
     let micro_batches_of_step = (total * run.groups.data().size()) as f64;
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * micro_batches_of_step) };
@@ -406,7 +406,7 @@ fn window_pass(
         run.timers.spans().begin_pass(start + pass.start);
         let input = |index: usize| {
             let metrics = LayerMetrics::of_micro_batch(&totals.layers, start + index);
-            let wants_scores = run.config.logger.log_max_attention_logit;
+            let wants_scores = run.state.config.logger.log_max_attention_logit;
             let stream = run.training.dropout_stream(&run.groups, &step, start + index);
             MicroBatchInput {
                 loss_factor: factors[index],
@@ -425,7 +425,7 @@ fn window_pass(
             gradients: &mut run.training.gradients,
             reducer: &mut run.training.reducer,
             parameters: run.training.optimizer.parameters(),
-            reductions: run.training.pipeline.reductions(&run.config),
+            reductions: run.training.pipeline.reductions(&run.state.config),
         };
         let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
@@ -467,7 +467,7 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &PassResult) -> Re
         scales,
     )?;
     drop(timer);
-    if !outcome.success && run.config.ddp.check_for_nan_in_grad {
+    if !outcome.success && run.state.config.ddp.check_for_nan_in_grad {
         return Err(StepError::GradientNotFinite {
             iteration: run.state.train_state.step + 1,
             norm: outcome.grad_norm,

@@ -6,7 +6,6 @@ use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
 
-use crate::config::RunConfig;
 use crate::model::ModelChunk;
 use crate::resilience::Heartbeat;
 use crate::timers::{TimerLevel, Timers};
@@ -23,9 +22,7 @@ use crate::train::unmatched::Unmatched;
 
 /// A run, set up and ready to train. Made by [`setup`](crate::train::setup).
 pub struct TrainingRun {
-    /// The configuration.
-    pub config: Arc<RunConfig>,
-    /// State that subsystems see.
+    /// Configuration and progress, which subsystems see.
     pub state: GlobalState,
     /// The ranks of the run, as this one sees them.
     pub(in crate::train) groups: ProcessGroups,
@@ -110,7 +107,7 @@ impl TrainingRun {
     }
 
     pub(in crate::train) fn saves(&self) -> bool {
-        self.config.checkpoint.save.is_some()
+        self.state.config.checkpoint.save.is_some()
     }
 
     /// Counts a finished step.
@@ -129,7 +126,7 @@ impl TrainingRun {
     /// The time of a rank then excludes waiting for slower ranks.
     pub(in crate::train) fn begin_phase(&self) -> Result<(), CommError> {
         let world = self.groups.world();
-        if self.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {
+        if self.state.config.logger.barrier_with_L1_time && self.timers.run_at(TimerLevel::Phase) && world.size() > 1 {
             world.barrier()?;
         }
         Ok(())

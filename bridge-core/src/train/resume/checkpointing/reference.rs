@@ -29,7 +29,7 @@ pub(in crate::train) fn restore_all(
     start: Option<&Start>,
 ) -> Result<Option<AdapterBase>, ResumeError> {
     let Some(start) = start else { return Ok(None) };
-    let compares = run.config.dpo.is_some();
+    let compares = run.state.config.dpo.is_some();
     let begun = if compares { beginnings(&run.training.chunks) } else { BTreeMap::new() };
     restore(run, start)?;
     let mut compared = None;

@@ -29,8 +29,8 @@ use crate::train::subsystems::contract::Loaded;
 /// Restores a run from `start`. All ranks call this together; each reads only its shards.
 pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<(), ResumeError> {
     let groups = run.groups.clone();
-    let mut sources = Sources::new(&run.config, start, &groups)?;
-    let strictness = Strictness::from_config(&run.config);
+    let mut sources = Sources::new(&run.state.config, start, &groups)?;
+    let strictness = Strictness::from_config(&run.state.config);
     let mut unmatched = strictness.compare(&run.training.chunks, &sources, &start.checkpoint, &groups)?;
     sources.leave(&unmatched.absent);
     let restored = restore_rank(run, start, &sources);
@@ -64,7 +64,7 @@ type Restored = (Vec<u8>, Option<Map<String, Value>>);
 /// subsystems, unless only weights are loaded.
 fn restore_rank(run: &mut TrainingRun, start: &Start, sources: &Sources<'_>) -> Result<Restored, ResumeError> {
     let checkpoint = &start.checkpoint;
-    let settings = run.config.checkpoint.clone();
+    let settings = run.state.config.checkpoint.clone();
     run.training.base = sources.adapter_base();
     if run.training.optimizer.distribution().sharding() == Sharding::Full {
         load_shards(run, sources)?;
@@ -126,16 +126,16 @@ fn restore_schedule(
 ) -> Result<(), ResumeError> {
     match loaded.field::<SchedulerState>("opt_param_scheduler")? {
         Some(state) => {
-            let [from, to] = iteration_samples(&run.config, checkpoint);
+            let [from, to] = iteration_samples(&run.state.config, checkpoint);
             let state = state.rescaled(from, to);
-            let loaded = run.training.scheduler.load_state(&state, on_mismatch(&run.config));
-            loaded.map_err(|error| in_words_of_recipes(&run.config, checkpoint, error))?;
+            let loaded = run.training.scheduler.load_state(&state, on_mismatch(&run.state.config));
+            loaded.map_err(|error| in_words_of_recipes(&run.state.config, checkpoint, error))?;
         }
         // Earlier releases saved none where they saved no optimizer.
         None => {
-            let samples = match run.config.train.train_samples {
+            let samples = match run.state.config.train.train_samples {
                 Some(_) => train_state.consumed_train_samples.saturating_sub(train_state.skipped_train_samples),
-                None => train_state.step * run.config.schedule_steps(0),
+                None => train_state.step * run.state.config.schedule_steps(0),
             };
             run.training.scheduler.step(samples);
             run.outputs.reporter.note(&format!(
@@ -188,7 +188,7 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
 /// Initializes the masters of 16-bit parameters with the exact values of the checkpoint, if it has
 /// any: its own masters, or parameters in float32. Parameters in float32 have no masters.
 fn load_masters(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
-    if settings::params_dtype(&run.config) == FloatDType::F32 {
+    if settings::params_dtype(&run.state.config) == FloatDType::F32 {
         return Ok(());
     }
     let plain = run.training.device.clone().without_autodiff();
@@ -254,7 +254,7 @@ fn on_mismatch(config: &RunConfig) -> OnStateMismatch {
 /// Reads this rank's shard of each parameter.
 fn load_shards(run: &mut TrainingRun, sources: &Sources<'_>) -> Result<(), ResumeError> {
     let device = run.training.device.clone().without_autodiff();
-    let dtype = settings::params_dtype(&run.config);
+    let dtype = settings::params_dtype(&run.state.config);
     let mut owned = BTreeMap::new();
     let declarations = run.training.chunks.iter().flat_map(|chunk| chunk.parameters());
     let declarations: BTreeMap<&str, &Declaration> = declarations.map(|info| (info.name.as_str(), info)).collect();

@@ -29,7 +29,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
     // One save at a time; the outcome of the one before is reported first.
     run.outputs.await_save(&run.state, &run.groups)?;
-    let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.config.checkpoint.save) else {
+    let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.state.config.checkpoint.save) else {
         return Ok(());
     };
     let folder = root.join(iteration_folder_name(step));
@@ -121,7 +121,7 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
         all_shards.extend(local_shards);
     }
     let mut groups = vec![TensorGroup { name: "model".into(), tensors: model }];
-    if run.config.checkpoint.save_optim {
+    if run.state.config.checkpoint.save_optim {
         let state = run.training.optimizer.state();
         let parameters = run.training.optimizer.updated(&run.training.chunks);
         let tensors = saved_states(state, distribution, &all_shards, &parameters)?;
@@ -152,7 +152,7 @@ fn step_only(step: u64) -> RunFiles {
 
 /// Files that exist once in a run.
 fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, ResumeError> {
-    let settings = &run.config.checkpoint;
+    let settings = &run.state.config.checkpoint;
     let mut train_state = run.state.train_state.clone();
     let extra = &mut train_state.extra;
     if settings.save_optim {
@@ -169,10 +169,10 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, R
     }
     let best = best_of(&state);
     lineage::put(&run.inputs.lineage, extra);
-    vocabulary::put(&run.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
+    vocabulary::put(&run.state.config, &run.inputs.data, run.inputs.padded_vocab_size, extra);
     extra.extend(state);
     let files = if settings.save_tokenizer_assets { run.inputs.tokenizer_files.clone() } else { BTreeMap::new() };
     let protected = run.subsystems.protected_checkpoint().filter(|folder| folder.parent() == settings.save.as_deref());
     let protected = protected.and_then(|folder| parse_iteration(folder.file_name()?.to_str()?));
-    Ok(RunFiles { train_state, best, run_config: run.config.to_toml(), protected, files })
+    Ok(RunFiles { train_state, best, run_config: run.state.config.to_toml(), protected, files })
 }
