@@ -29,7 +29,7 @@
 //!    iteration is saved again.
 //! 3. Every byte of every file of a checkpoint, `metadata.json` included, is covered by a checksum.
 //! 4. [`CheckpointStore::resolve`] returns [`Resolution::NothingFound`] only if no save was ever
-//!    published. Damage is an error, or with [`OnDamaged::Fallback`] an entry of the
+//!    published. Damage is an error, or with [`LoadRequest::fallback`] an entry of the
 //!    [`LoadReport`].
 //!
 //! # Many ranks
@@ -98,7 +98,7 @@ pub use names::{
 pub use pieces::{LocalCheckpointWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};
 pub use reader::Checkpoint;
-pub use resolve::{LoadReport, LoadRequest, Notice, OnDamaged, Resolution, Resolved};
+pub use resolve::{LoadReport, LoadRequest, Notice, Resolution, Resolved};
 pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;

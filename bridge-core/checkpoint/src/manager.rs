@@ -14,7 +14,7 @@ use super::fsio::{create_folder_durably, parent_of, remove_all, rename_durably};
 use super::journal::{Journal, write_journal, write_pointer};
 use super::metadata::Metadata;
 use super::names::{METADATA_FILE, STAGING_PREFIX, file_name_problem, iteration_folder_name};
-use super::resolve::{LoadRequest, OnDamaged, Resolution};
+use super::resolve::{LoadRequest, Resolution};
 use super::retention::RetentionPolicy;
 use super::store::CheckpointStore;
 use super::verify::{Verification, verify_folder};
@@ -143,7 +143,7 @@ impl NamedManager {
         let mut iterations = self.manager.list().map_err(self.failed("list"))?;
         iterations.sort_unstable();
         iterations.retain(|iteration| step.is_none_or(|step| step == *iteration));
-        let request = LoadRequest { ckpt_step: step, on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+        let request = LoadRequest { ckpt_step: step, fallback: true, ..LoadRequest::default() };
         let here = match CheckpointStore::open(root)?.resolve(&request) {
             Ok(Resolution::Found(found)) => Some(found.checkpoint.iteration()),
             Ok(Resolution::NothingFound { .. }) | Err(_) => None,

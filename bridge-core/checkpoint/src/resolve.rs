@@ -19,24 +19,15 @@ use super::store::{CheckpointStore, Place, RootEntry, RootState, iteration_of};
 use super::together::Verifier;
 use super::verify::Verification;
 
-/// Reaction to damage of the checkpoint to resume from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OnDamaged {
-    /// Stop with an error that offers the intact one before it.
-    #[default]
-    Error,
-    /// Take the newest intact one before it and report the skipped ones.
-    Fallback,
-}
-
 /// Request to a [`CheckpointStore`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct LoadRequest {
-    /// Exactly this iteration. If it is missing or damaged, that is an error under either setting
-    /// of `on_damaged`.
+    /// Exactly this iteration. If it is missing or damaged, that is an error with and without
+    /// `fallback`.
     pub ckpt_step: Option<u64>,
-    /// Reaction to damage.
-    pub on_damaged: OnDamaged,
+    /// True to skip and report damaged checkpoints, and take the newest intact one before them.
+    /// Otherwise damage is an error that offers the intact one.
+    pub fallback: bool,
     /// Thoroughness of the check for damage.
     pub verification: Verification,
 }
@@ -67,7 +58,7 @@ pub enum Notice {
         /// The iteration that the pointer names.
         pointer: u64,
     },
-    /// Damage that [`OnDamaged::Fallback`] tolerates.
+    /// Damage that [`LoadRequest::fallback`] tolerates.
     Fault(RootFault),
 }
 
@@ -160,12 +151,12 @@ impl CheckpointStore {
     /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is
     /// at work.
     ///
-    /// If the store is a single folder, that one is loaded or an error is returned, under either
-    /// setting of [`OnDamaged`].
+    /// If the store is a single folder, that one is loaded or an error is returned, with and without
+    /// [`LoadRequest::fallback`].
     ///
     /// # Errors
-    /// If the requested checkpoint is missing or damaged; if, with [`OnDamaged::Error`], the latest
-    /// is damaged or unknown; if there are checkpoints, but none that may be used is intact; or if
+    /// If the requested checkpoint is missing or damaged; if, without [`LoadRequest::fallback`], the
+    /// latest is damaged or unknown; if there are checkpoints, but none that may be used is intact; or if
     /// the disk reports an error.
     pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
         self.resolve_with(request, &Verifier::ALONE)
@@ -255,7 +246,7 @@ impl CheckpointStore {
         };
         let mut report = LoadReport { skipped: Vec::new(), notices };
         if let Some(fault) = fault {
-            if request.on_damaged == OnDamaged::Error {
+            if !request.fallback {
                 let intact = first_intact(&candidates, &state.entries, verifier)?;
                 return Err(CheckpointError::Root { root: root.to_owned(), fault, intact });
             }
@@ -268,7 +259,7 @@ impl CheckpointStore {
                 Ok(found) => return Ok(Resolution::found(found, report)),
                 Err(damage) => {
                     let skipped = SkippedCheckpoint { path, iteration: Some(iteration), damage };
-                    if request.on_damaged == OnDamaged::Error {
+                    if !request.fallback {
                         let intact = first_intact(&candidates[index + 1..], &state.entries, verifier)?;
                         return Err(damaged(skipped, intact));
                     }

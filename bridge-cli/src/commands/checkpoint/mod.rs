@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bridge_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, CheckpointSummary, CheckpointWriter, Damage, LoadRequest, OnDamaged,
-    Resolution, RetentionPolicy, SaveOptions, TensorRecord, Verification,
+    Checkpoint, CheckpointError, CheckpointStore, CheckpointSummary, CheckpointWriter, Damage, LoadRequest, Resolution,
+    RetentionPolicy, SaveOptions, TensorRecord, Verification,
 };
 use bridge_core::logging::numbers::duration;
 use bridge_core::logging::terminal::complain;
@@ -257,7 +257,7 @@ fn verify(place: &Place) -> Result<u8, Failure> {
     }
     // Warnings of a run that would resume from here; of a single checkpoint all are printed.
     if !place.json && store.path() == place.path {
-        let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+        let request = LoadRequest { fallback: true, ..LoadRequest::default() };
         match store.resolve(&request) {
             Ok(Resolution::Found(found)) => {
                 if !found.report.is_empty() {

@@ -18,7 +18,7 @@ fn save_repeatedly(root: &Path, rounds: usize) {
     let retention = RetentionPolicy::new(2, None).unwrap();
     let options = SaveOptions { retention, max_shard_bytes: 4096, ..SaveOptions::default() };
     let writer = CheckpointWriter::open(root, options).unwrap();
-    let first = match resolve(root, OnDamaged::Error).unwrap() {
+    let first = match resolve(root).unwrap() {
         Resolution::Found(found) => found.checkpoint.iteration() + 1,
         Resolution::NothingFound { .. } => 0,
     };
@@ -40,7 +40,7 @@ fn saves_until_killed() {
         None => {
             let dir = tempfile::tempdir().unwrap();
             save_repeatedly(dir.path(), 3);
-            let newest = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+            let newest = found(resolve(dir.path()).unwrap()).checkpoint;
             assert_eq!(newest.iteration(), 2);
         }
     }
@@ -100,7 +100,7 @@ fn a_kill_at_any_moment_leaves_a_whole_checkpoint() {
         std::thread::sleep(one_save.mul_f64(random.below(1000) as f64 / 1000.0));
         saver.kill();
         cut_short += usize::from(names_in(dir.path()).iter().any(|name| name.starts_with('.')));
-        match resolve(dir.path(), OnDamaged::Error).unwrap() {
+        match resolve(dir.path()).unwrap() {
             Resolution::Found(found) => {
                 assert!(found.report.skipped.is_empty(), "kill {kill}: {}", found.report);
                 let flavour = assert_whole(&found.checkpoint);

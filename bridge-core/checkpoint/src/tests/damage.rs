@@ -61,7 +61,7 @@ fn any_harm_to_any_file_of_a_checkpoint_is_found() {
                 continue;
             }
             let name = path.strip_prefix(&newest).unwrap().display().to_string();
-            let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path(), OnDamaged::Error) else {
+            let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path()) else {
                 panic!("{kind:?} of {name} went unnoticed");
             };
             assert_eq!(damaged.intact, Some(1), "{kind:?} of {name}");
@@ -70,7 +70,7 @@ fn any_harm_to_any_file_of_a_checkpoint_is_found() {
             restore(path, &original);
         }
     }
-    assert!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).report.is_empty());
+    assert!(found(resolve(dir.path()).unwrap()).report.is_empty());
 }
 
 #[test]
@@ -83,10 +83,10 @@ fn any_flip_in_the_files_of_the_root_is_found() {
             let mut bytes = original.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(&path, bytes).unwrap();
-            let error = resolve(dir.path(), OnDamaged::Error).unwrap_err();
+            let error = resolve(dir.path()).unwrap_err();
             assert!(matches!(error, CheckpointError::Root { intact: Some(300), .. }), "{name} bit {bit}: {error}");
             assert!(error.to_string().contains(name), "{error}");
-            let fallen_back = found(resolve(dir.path(), OnDamaged::Fallback).unwrap());
+            let fallen_back = found(resolve_or_fall_back(dir.path()).unwrap());
             assert_eq!(fallen_back.checkpoint.iteration(), 300, "{name} bit {bit}");
             assert!(matches!(fallen_back.report.notices[..], [Notice::Fault(_)]));
         }
@@ -100,7 +100,7 @@ fn falling_back_reports_what_was_passed_over() {
     let path = folder(dir.path(), 3).join("model-rank00000.safetensors");
     harm(&path, Harm::FlipBit, &mut Random(2));
     fs::remove_file(folder(dir.path(), 2).join(METADATA_FILE)).unwrap();
-    let Resolved { checkpoint, report } = found(resolve(dir.path(), OnDamaged::Fallback).unwrap());
+    let Resolved { checkpoint, report } = found(resolve_or_fall_back(dir.path()).unwrap());
     assert_eq!(checkpoint.iteration(), 1);
     assert_whole(&checkpoint);
     let skipped: Vec<_> = report.skipped.iter().map(|s| (s.iteration, s.damage.len())).collect();
@@ -121,10 +121,10 @@ fn nothing_but_damage_is_never_a_fresh_start() {
     for step in [1, 2] {
         fs::remove_file(folder(dir.path(), step).join(TRAIN_STATE_FILE)).unwrap();
     }
-    let error = resolve(dir.path(), OnDamaged::Fallback).unwrap_err();
+    let error = resolve_or_fall_back(dir.path()).unwrap_err();
     assert!(matches!(&error, CheckpointError::NothingIntact { skipped, .. } if skipped.len() == 2), "{error}");
     assert!(error.to_string().contains("train_state.json: missing"), "{error}");
-    let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path(), OnDamaged::Error) else {
+    let Err(CheckpointError::Damaged(damaged)) = resolve(dir.path()) else {
         panic!("a damaged checkpoint was loaded");
     };
     assert_eq!(damaged.intact, None);
@@ -132,8 +132,8 @@ fn nothing_but_damage_is_never_a_fresh_start() {
     for step in [1, 2] {
         fs::remove_dir_all(folder(dir.path(), step)).unwrap();
     }
-    assert!(matches!(resolve(dir.path(), OnDamaged::Fallback), Err(CheckpointError::NothingIntact { .. })));
-    assert!(matches!(resolve(dir.path(), OnDamaged::Error), Err(CheckpointError::Damaged(_))));
+    assert!(matches!(resolve_or_fall_back(dir.path()), Err(CheckpointError::NothingIntact { .. })));
+    assert!(matches!(resolve(dir.path()), Err(CheckpointError::Damaged(_))));
 }
 
 #[test]
@@ -142,14 +142,14 @@ fn a_step_that_was_asked_for_is_never_replaced_by_another() {
     fs::remove_file(folder(dir.path(), 2).join(TRAIN_STATE_FILE)).unwrap();
     let store = CheckpointStore::open(dir.path()).unwrap();
     let at = |step| {
-        let request = LoadRequest { ckpt_step: Some(step), on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+        let request = LoadRequest { ckpt_step: Some(step), fallback: true, ..LoadRequest::default() };
         store.resolve(&request)
     };
     assert!(matches!(at(2), Err(CheckpointError::Damaged(damaged)) if damaged.intact == Some(1)));
     let error = at(5).unwrap_err().to_string();
     assert!(error.ends_with("no checkpoint of iteration 5; there are: 1, 2"), "{error}");
     let one = CheckpointStore::open(folder(dir.path(), 2)).unwrap();
-    let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+    let request = LoadRequest { fallback: true, ..LoadRequest::default() };
     assert!(matches!(one.resolve(&request), Err(CheckpointError::Damaged(damaged)) if damaged.intact == Some(1)));
     assert!(matches!(store.open_iteration(2, Verification::Sizes), Err(CheckpointError::Damaged(_))));
     assert_eq!(store.open_iteration(1, Verification::Sizes).unwrap().iteration(), 1);
@@ -176,7 +176,7 @@ fn metadata_that_lies_is_found_too() {
         let mut metadata = original.clone();
         forge(&mut metadata);
         fs::write(&path, seal(&metadata).unwrap().0).unwrap();
-        let text = resolve(dir.path(), OnDamaged::Error).unwrap_err().to_string();
+        let text = resolve(dir.path()).unwrap_err().to_string();
         assert!(text.contains(expected), "expected {expected:?} in {text}");
     }
 }
@@ -202,7 +202,7 @@ fn shards_of_garbage_under_right_checksums_do_no_harm() {
         metadata.files.insert(name.to_owned(), record);
         fs::write(&shard_path, &bytes).unwrap();
         fs::write(&metadata_path, seal(&metadata).unwrap().0).unwrap();
-        match resolve(dir.path(), OnDamaged::Error) {
+        match resolve(dir.path()) {
             Err(error) => assert!(error.to_string().contains(name), "{error}"),
             // The changed byte has no effect: it is padding of the header, or has the same value as
             // before.

@@ -124,8 +124,12 @@ fn root_with(steps: &[u64]) -> tempfile::TempDir {
     dir
 }
 
-fn resolve(root: &Path, on_damaged: OnDamaged) -> Result<Resolution, CheckpointError> {
-    CheckpointStore::open(root)?.resolve(&LoadRequest { on_damaged, ..LoadRequest::default() })
+fn resolve(root: &Path) -> Result<Resolution, CheckpointError> {
+    CheckpointStore::open(root)?.resolve(&LoadRequest::default())
+}
+
+fn resolve_or_fall_back(root: &Path) -> Result<Resolution, CheckpointError> {
+    CheckpointStore::open(root)?.resolve(&LoadRequest { fallback: true, ..LoadRequest::default() })
 }
 
 fn found(resolution: Resolution) -> Resolved {

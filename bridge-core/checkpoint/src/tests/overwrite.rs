@@ -4,7 +4,7 @@ use super::super::writer::move_aside_and_publish;
 use super::*;
 
 fn flavour(root: &Path) -> f32 {
-    assert_whole(&found(resolve(root, OnDamaged::Error).unwrap()).checkpoint)
+    assert_whole(&found(resolve(root).unwrap()).checkpoint)
 }
 
 #[test]
@@ -20,7 +20,7 @@ fn the_same_iteration_can_be_saved_again() {
 #[test]
 fn an_opened_checkpoint_stays_readable_while_it_is_replaced_and_deleted() {
     let dir = root_with(&[5]);
-    let opened = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let opened = found(resolve(dir.path()).unwrap()).checkpoint;
     writer(dir.path()).save(&snapshot_of(5, 0.5)).unwrap();
     assert_eq!(assert_whole(&opened), 5.0);
     fs::remove_dir_all(folder(dir.path(), 5)).unwrap();
@@ -35,7 +35,7 @@ fn moving_aside_leaves_no_moment_without_a_checkpoint() {
     let aside = root.join(".old-iter_0000006");
     fs::rename(folder(root, 6), &aside).unwrap();
     assert_eq!(flavour(root), 6.0);
-    assert!(found(resolve(root, OnDamaged::Error).unwrap()).report.is_empty());
+    assert!(found(resolve(root).unwrap()).report.is_empty());
     // A writer that starts now gives it its name back.
     let writer = writer(root);
     assert!(folder(root, 6).is_dir() && !aside.exists());
@@ -81,7 +81,7 @@ fn errors_of_the_disk_name_the_path_and_leave_the_rest_alone() {
     fs::create_dir_all(pointer.join("inside")).unwrap();
     let error = writer.save(&snapshot(6)).unwrap_err();
     assert!(matches!(&error, CheckpointError::Io { path, .. } if path == &pointer), "{error}");
-    assert!(resolve(dir.path(), OnDamaged::Fallback).unwrap_err().to_string().contains(LATEST_FILE));
+    assert!(resolve_or_fall_back(dir.path()).unwrap_err().to_string().contains(LATEST_FILE));
     fs::remove_dir_all(&pointer).unwrap();
     fs::write(&pointer, "5\n").unwrap();
     assert_eq!(flavour(dir.path()), 5.0);

@@ -4,15 +4,15 @@ use super::super::journal::{Journal, write_journal, write_pointer};
 use super::*;
 
 fn iteration(root: &Path) -> u64 {
-    found(resolve(root, OnDamaged::Error).unwrap()).checkpoint.iteration()
+    found(resolve(root).unwrap()).checkpoint.iteration()
 }
 
 fn notices(root: &Path) -> Vec<Notice> {
-    found(resolve(root, OnDamaged::Error).unwrap()).report.notices
+    found(resolve(root).unwrap()).report.notices
 }
 
 fn nothing_found(root: &Path) -> bool {
-    matches!(resolve(root, OnDamaged::Error), Ok(Resolution::NothingFound { searched }) if searched == root)
+    matches!(resolve(root), Ok(Resolution::NothingFound { searched }) if searched == root)
 }
 
 /// The checksum that the metadata of a checkpoint states.
@@ -51,7 +51,7 @@ fn paths_that_are_no_folder_are_errors() {
     std::os::unix::fs::symlink("nowhere", &dangling).unwrap();
     assert!(CheckpointStore::open(&dangling).unwrap_err().to_string().contains("dangling"));
     // The path of a missing checkpoint does not count as an empty root.
-    assert!(matches!(resolve(&folder(dir.path(), 5), OnDamaged::Fallback), Err(CheckpointError::Damaged(_))));
+    assert!(matches!(resolve_or_fall_back(&folder(dir.path(), 5)), Err(CheckpointError::Damaged(_))));
 }
 
 #[test]
@@ -110,10 +110,10 @@ fn a_pointer_changed_by_hand_is_an_error_that_says_how_to_mean_it() {
     let dir = root_with(&[5, 9]);
     let root = dir.path();
     write_pointer(root, 5).unwrap();
-    let text = resolve(root, OnDamaged::Error).unwrap_err().to_string();
+    let text = resolve(root).unwrap_err().to_string();
     assert!(text.contains("names iteration 5, but the last save was of iteration 9"), "{text}");
     assert!(text.contains("delete checkpoint_journal.json"), "{text}");
-    assert_eq!(found(resolve(root, OnDamaged::Fallback).unwrap()).checkpoint.iteration(), 9);
+    assert_eq!(found(resolve_or_fall_back(root).unwrap()).checkpoint.iteration(), 9);
     fs::remove_file(root.join(JOURNAL_FILE)).unwrap();
     assert_eq!(notices(root), [Notice::NewerIgnored { latest: 5, newer: vec![9] }]);
     assert_eq!(iteration(root), 5);
@@ -124,8 +124,8 @@ fn removing_the_newest_and_pointing_to_the_one_before_is_going_back() {
     let dir = root_with(&[5, 9]);
     let root = dir.path();
     fs::remove_dir_all(folder(root, 9)).unwrap();
-    assert!(matches!(resolve(root, OnDamaged::Error), Err(CheckpointError::Damaged(d)) if d.intact == Some(5)));
-    let fallen_back = found(resolve(root, OnDamaged::Fallback).unwrap());
+    assert!(matches!(resolve(root), Err(CheckpointError::Damaged(d)) if d.intact == Some(5)));
+    let fallen_back = found(resolve_or_fall_back(root).unwrap());
     assert_eq!(fallen_back.report.skipped[0].damage, [Damage::FolderMissing]);
     write_pointer(root, 5).unwrap();
     assert_eq!(notices(root), [Notice::LastSaveRemoved { saved: 9, pointer: 5 }]);
@@ -136,10 +136,10 @@ fn a_pointer_that_is_missing_or_garbage_is_reported() {
     let dir = root_with(&[5, 9]);
     let root = dir.path();
     let check = |expected: &str| {
-        let error = resolve(root, OnDamaged::Error).unwrap_err();
+        let error = resolve(root).unwrap_err();
         assert!(matches!(error, CheckpointError::Root { intact: Some(9), .. }), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
-        let fallen_back = found(resolve(root, OnDamaged::Fallback).unwrap());
+        let fallen_back = found(resolve_or_fall_back(root).unwrap());
         assert_eq!(fallen_back.checkpoint.iteration(), 9);
         assert!(fallen_back.report.to_string().contains(expected), "{}", fallen_back.report);
     };
@@ -154,10 +154,10 @@ fn a_pointer_that_is_missing_or_garbage_is_reported() {
     }
     // Without a journal, a pointer to nowhere is as good as none.
     write_pointer(root, 7).unwrap();
-    let fallen_back = found(resolve(root, OnDamaged::Fallback).unwrap());
+    let fallen_back = found(resolve_or_fall_back(root).unwrap());
     assert_eq!(fallen_back.checkpoint.iteration(), 9);
     assert_eq!(fallen_back.report.skipped[0].iteration, Some(7));
-    assert!(matches!(resolve(root, OnDamaged::Error), Err(CheckpointError::Damaged(d)) if d.intact == Some(9)));
+    assert!(matches!(resolve(root), Err(CheckpointError::Damaged(d)) if d.intact == Some(9)));
 }
 
 #[test]
@@ -166,7 +166,7 @@ fn checkpoints_of_an_abandoned_run_are_offered_but_not_taken() {
     let root = dir.path();
     writer(root).save(&snapshot_of(5, 0.5)).unwrap();
     fs::remove_file(folder(root, 5).join(TRAIN_STATE_FILE)).unwrap();
-    let error = resolve(root, OnDamaged::Fallback).unwrap_err();
+    let error = resolve_or_fall_back(root).unwrap_err();
     assert!(matches!(&error, CheckpointError::NothingIntact { newer, .. } if newer == &[9]), "{error}");
     assert!(error.to_string().contains("not tried, because newer than the latest: iterations 9"), "{error}");
 }
@@ -177,10 +177,10 @@ fn folders_of_other_programs_are_damage_not_absence() {
     fs::create_dir(folder(dir.path(), 100)).unwrap();
     fs::write(folder(dir.path(), 100).join("common.pt"), "x").unwrap();
     fs::write(dir.path().join(LATEST_FILE), "100").unwrap();
-    let text = resolve(dir.path(), OnDamaged::Error).unwrap_err().to_string();
+    let text = resolve(dir.path()).unwrap_err().to_string();
     assert!(text.contains("metadata.json: missing (not written by Bridge"), "{text}");
     fs::remove_dir_all(folder(dir.path(), 100)).unwrap();
     fs::write(folder(dir.path(), 100), "a file").unwrap();
-    let text = resolve(dir.path(), OnDamaged::Error).unwrap_err().to_string();
+    let text = resolve(dir.path()).unwrap_err().to_string();
     assert!(text.contains("it is not a folder"), "{text}");
 }

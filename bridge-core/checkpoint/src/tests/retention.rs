@@ -42,7 +42,7 @@ fn the_only_intact_one_stays() {
     }
     assert_eq!(retaining(dir.path(), 2, None).prune().unwrap(), [2]);
     assert_eq!(steps(dir.path()), [1, 3, 4]);
-    assert_eq!(found(resolve(dir.path(), OnDamaged::Fallback).unwrap()).checkpoint.iteration(), 1);
+    assert_eq!(found(resolve_or_fall_back(dir.path()).unwrap()).checkpoint.iteration(), 1);
     // A new one is intact, and the old one may go.
     assert_eq!(retaining(dir.path(), 2, None).save(&snapshot(5)).unwrap().pruned, [1, 3]);
 }

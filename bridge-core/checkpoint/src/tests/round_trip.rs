@@ -10,7 +10,7 @@ use super::*;
 #[test]
 fn everything_comes_back() {
     let dir = root_with(&[0, 100]);
-    let resolved = found(resolve(dir.path(), OnDamaged::Error).unwrap());
+    let resolved = found(resolve(dir.path()).unwrap());
     assert!(resolved.report.is_empty());
     assert_eq!(resolved.checkpoint.iteration(), 100);
     assert_eq!(resolved.checkpoint.path(), dir.path().join("iter_0000100"));
@@ -53,7 +53,7 @@ fn values_may_be_made_while_they_are_written() {
     };
     let (report, dir) = saved(30);
     report.unwrap();
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     let values = checkpoint.load_tensor("w").unwrap().to_vec::<f32>().unwrap();
     assert_eq!(values, (0..30).map(|i| i as f32).collect::<Vec<_>>());
     for made in [29, 31] {
@@ -84,7 +84,7 @@ fn a_report_counts_what_is_on_disk() {
     assert_eq!(report.path, folder(dir.path(), 0));
     let on_disk: u64 = files_below(&report.path).iter().map(|path| path.metadata().unwrap().len()).sum();
     assert_eq!(report.bytes, on_disk);
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     assert_eq!(checkpoint.load_tensor("w").unwrap().to_vec::<f32>().unwrap(), weights);
 }
 
@@ -100,7 +100,7 @@ fn shards_split_and_are_written_side_by_side() {
         ..SaveOptions::default()
     };
     CheckpointWriter::open(dir.path(), options).unwrap().save(&snapshot(5)).unwrap();
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     assert!(checkpoint.file_names().filter(|name| name.starts_with("optimizer-rank00000")).count() >= 4);
     assert_whole(&checkpoint);
     let seen = seen.lock().unwrap();
@@ -145,7 +145,7 @@ fn the_list_tells_what_is_there() {
 #[test]
 fn wrong_expectations_name_both_sides_and_a_neighbour() {
     let dir = root_with(&[1]);
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     let text = checkpoint.load_tensor("model.bg").unwrap_err().to_string();
     assert!(text.contains("no tensor `model.bg`; the nearest name is `model.big`"), "{text}");
     checkpoint.expect("model.bf16", DType::BF16, &[3, 1]).unwrap();
@@ -194,7 +194,7 @@ fn slices_of_several_ranks_are_one_tensor() {
     let run = RunFiles { train_state: TrainState { step: 7, ..TrainState::default() }, ..RunFiles::default() };
     writer.publish(staging, &run, &shards).unwrap();
 
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     assert_eq!(checkpoint.tensor("w").unwrap().slices.len(), 4);
     let parts =
         [(0..6, 0..COLUMNS), (1..5, 499..501), (0..6, 11_999..12_002), (3..4, 0..COLUMNS), (2..2, 0..3), (5..6, 7..8)];
@@ -215,7 +215,7 @@ fn a_narrow_column_of_a_long_matrix_moves_the_window() {
     let tensors = vec![ShardTensor::whole("w", HostTensor::from_vec(shape, elements).unwrap())];
     let groups = vec![TensorGroup { name: "model".into(), tensors }];
     writer(dir.path()).save(&Snapshot { groups, ..Snapshot::default() }).unwrap();
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     let part =
         checkpoint.load_slice("w", &TensorSlice::from_iter([0..shape[0], 4..6])).unwrap().to_vec::<i32>().unwrap();
     let expected: Vec<i32> = (0..rows).flat_map(|row| [row * columns + 4, row * columns + 5]).collect();
@@ -254,7 +254,7 @@ fn snapshots_that_are_no_checkpoint_are_refused_without_a_trace() {
         assert!(text.contains(part), "{text}");
         assert_eq!(names_in(dir.path()), [JOURNAL_FILE, "iter_0000001", LATEST_FILE]);
     }
-    assert_eq!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint.iteration(), 1);
+    assert_eq!(found(resolve(dir.path()).unwrap()).checkpoint.iteration(), 1);
 }
 
 #[test]
@@ -306,7 +306,7 @@ proptest! {
         let staging = writer.begin(0).unwrap();
         let shards: Vec<_> = groups.flat_map(|(rank, group)| staging.write_shards(rank, &group).unwrap()).collect();
         writer.publish(staging, &RunFiles::default(), &shards).unwrap();
-        let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+        let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
 
         let ranges: Vec<_> = shape.iter().zip(&picks).map(|(&dim, (a, b))| {
             let pick = |x: &u64| usize::try_from(x % (dim as u64 + 1)).unwrap();

@@ -119,7 +119,7 @@ fn what_any_ranks_saved_any_other_ranks_read() {
         let dir = tempfile::tempdir().unwrap();
         let reports = save(dir.path(), saved, 7);
         assert!(reports.iter().all(|report| report.iteration == 7 && report.path == folder(dir.path(), 7)));
-        let resolved = found(resolve(dir.path(), OnDamaged::Error).unwrap());
+        let resolved = found(resolve(dir.path()).unwrap());
         let checkpoint = resolved.checkpoint;
         assert!(resolved.report.is_empty());
         assert_eq!(checkpoint.run_config().unwrap(), "[train]\n");
@@ -142,7 +142,7 @@ fn what_any_ranks_saved_any_other_ranks_read() {
 fn the_metadata_says_which_slice_of_the_whole_each_piece_is() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), Spread { tensor: 2, owners: 1 }, 1);
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     let record = checkpoint.tensor("fc1").unwrap();
     assert_eq!(record.shape, [48, 5]);
     let mut slices: Vec<_> =
@@ -159,7 +159,7 @@ fn the_metadata_says_which_slice_of_the_whole_each_piece_is() {
 fn a_tensor_of_another_size_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     save(dir.path(), Spread { tensor: 1, owners: 1 }, 1);
-    let checkpoint = found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint;
+    let checkpoint = found(resolve(dir.path()).unwrap()).checkpoint;
     let error = checkpoint.load_local("fc1", &LocalShard::whole([48, 6]), 0..288).unwrap_err().to_string();
     assert!(error.contains("expected F32 [48, 6]") && error.contains("found F32 [48, 5]"), "{error}");
 }
@@ -202,7 +202,7 @@ fn a_failure_on_any_rank_is_one_on_all_and_leaves_nothing() {
     assert!(messages[0].contains("overlap"), "{}", messages[0]);
     assert!(messages[1..].iter().all(|message| message.contains("rank 0 failed in publishing")), "{messages:?}");
     assert_eq!(files_below(dir.path()), before);
-    assert_eq!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint.iteration(), 1);
+    assert_eq!(found(resolve(dir.path()).unwrap()).checkpoint.iteration(), 1);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_rank_that_dies_leaves_the_checkpoint_before() {
     assert!(outcome.unwrap_err().to_string().contains("the second rank dies"));
     let unfinished = |name: &&String| name.contains("0000002");
     assert_eq!(names_in(dir.path()).iter().find(unfinished), None);
-    assert_eq!(found(resolve(dir.path(), OnDamaged::Error).unwrap()).checkpoint.iteration(), 1);
+    assert_eq!(found(resolve(dir.path()).unwrap()).checkpoint.iteration(), 1);
 }
 
 #[test]
@@ -246,8 +246,8 @@ fn ranks_save_together_in_the_background() {
 }
 
 /// Checkpoint that three ranks find together in a root of checkpoints 1 and 2.
-fn resolve_on_three_ranks(root: &Path, on_damaged: OnDamaged) -> Result<(u64, String), String> {
-    let request = LoadRequest { on_damaged, ..LoadRequest::default() };
+fn resolve_on_three_ranks(root: &Path, fallback: bool) -> Result<(u64, String), String> {
+    let request = LoadRequest { fallback, ..LoadRequest::default() };
     let look = |verifier: &Verifier<'_>| CheckpointStore::open(root)?.resolve_with(&request, verifier);
     let found = run_ranks(3, TIMEOUT, |group| {
         let found = verify_with_all_ranks(&group, look).expect("ranks can communicate");
@@ -264,13 +264,9 @@ fn resolve_on_three_ranks(root: &Path, on_damaged: OnDamaged) -> Result<(u64, St
 #[test]
 fn ranks_verify_together_what_one_would_verify_alone() {
     let dir = root_with(&[1, 2]);
-    assert_eq!(resolve_on_three_ranks(dir.path(), OnDamaged::Error), Ok((2, String::new())));
+    assert_eq!(resolve_on_three_ranks(dir.path(), false), Ok((2, String::new())));
     let newest = folder(dir.path(), 2);
     // The damage is found and named as by one process, independent of the rank that reads the file.
-    let alone = |on_damaged| {
-        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
-        CheckpointStore::open(dir.path()).unwrap().resolve(&request)
-    };
     let files: Vec<(PathBuf, Vec<u8>)> =
         files_below(&newest).into_iter().map(|path| (path.clone(), fs::read(path).unwrap())).collect();
     for (path, original) in files.iter().filter(|(_, original)| !original.is_empty()) {
@@ -279,17 +275,17 @@ fn ranks_verify_together_what_one_would_verify_alone() {
             let mut bytes = original.clone();
             bytes[index] ^= 1;
             fs::write(path, bytes).unwrap();
-            let error = resolve_on_three_ranks(dir.path(), OnDamaged::Error).expect_err("it is damaged");
-            assert_eq!(error, alone(OnDamaged::Error).expect_err("it is damaged").to_string());
+            let error = resolve_on_three_ranks(dir.path(), false).expect_err("it is damaged");
+            assert_eq!(error, resolve(dir.path()).expect_err("it is damaged").to_string());
             let name = path.file_name().unwrap().to_string_lossy().into_owned();
             assert!(error.contains(&name) && error.contains("iteration 1 is intact"), "{error}");
-            let (iteration, report) = resolve_on_three_ranks(dir.path(), OnDamaged::Fallback).expect("1 is intact");
+            let (iteration, report) = resolve_on_three_ranks(dir.path(), true).expect("1 is intact");
             assert!(iteration == 1 && report.contains(&name), "{report}");
         }
         fs::write(path, original).unwrap();
     }
     fs::remove_dir_all(&newest).unwrap();
-    assert!(resolve_on_three_ranks(dir.path(), OnDamaged::Fallback).is_ok());
+    assert!(resolve_on_three_ranks(dir.path(), true).is_ok());
     let nothing = tempfile::tempdir().unwrap();
-    assert_eq!(resolve_on_three_ranks(nothing.path(), OnDamaged::Error), Err("nothing".to_owned()));
+    assert_eq!(resolve_on_three_ranks(nothing.path(), false), Err("nothing".to_owned()));
 }

@@ -9,7 +9,7 @@ use bridge_data::tokenizer::Tokenizer;
 use bridge_data::{DataError, DatasetProvider};
 
 use crate::checkpoint::{
-    CheckpointError, CheckpointStore, LoadRequest, OnDamaged, Resolution, Snapshot, TOKENIZER_FILE, Verification,
+    CheckpointError, CheckpointStore, LoadRequest, Resolution, Snapshot, TOKENIZER_FILE, Verification,
 };
 use crate::config::{
     ExtraField, FINETUNING, FinalDataset, FinalValidation, FindRecipe, FoundRecipe, Kind, KindRegistry, Kinds, Places,
@@ -86,7 +86,7 @@ fn find_recipe(places: &Places, formats: &[WeightFormat]) -> FoundRecipe {
 /// step.
 fn recipe_in(folder: &Path, step: Option<u64>) -> Result<Option<SavedRecipe>, CheckpointError> {
     // The run verifies the checkpoint when it loads it.
-    let request = LoadRequest { ckpt_step: step, on_damaged: OnDamaged::Fallback, verification: Verification::Sizes };
+    let request = LoadRequest { ckpt_step: step, fallback: true, verification: Verification::Sizes };
     let Resolution::Found(found) = CheckpointStore::open(folder)?.resolve(&request)? else { return Ok(None) };
     let checkpoint = &found.checkpoint;
     let (text, path) = (checkpoint.run_config()?, checkpoint.path().to_owned());

@@ -8,10 +8,10 @@ use bridge_dist::mesh::ProcessGroups;
 use super::foreign::{import, pretrained_root};
 use super::temporary::{Newer, find_newer};
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, NamedManager, OnDamaged, Resolution, TrainState,
-    Verification, Verifier, verify_with_all_ranks,
+    Checkpoint, CheckpointError, CheckpointStore, LoadRequest, NamedManager, Resolution, TrainState, Verification,
+    Verifier, verify_with_all_ranks,
 };
-use crate::config::{self, ConfigError, ErrorKind, RunConfig};
+use crate::config::{ConfigError, ErrorKind, OnDamaged, RunConfig};
 use crate::train::data::registry::WeightFormat;
 use crate::train::ranks::agreement;
 use crate::train::resume::error::ResumeError;
@@ -180,12 +180,11 @@ fn load_root(config: &RunConfig) -> Option<&Path> {
 
 fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -> Result<Option<Start>, ResumeError> {
     let settings = &config.checkpoint;
-    let on_damaged = match settings.on_damaged {
-        config::OnDamaged::Error => OnDamaged::Error,
-        config::OnDamaged::Fallback => OnDamaged::Fallback,
+    let request = LoadRequest {
+        ckpt_step: settings.ckpt_step.map(|step| step as u64),
+        fallback: settings.on_damaged == OnDamaged::Fallback,
+        ..LoadRequest::default()
     };
-    let request =
-        LoadRequest { ckpt_step: settings.ckpt_step.map(|step| step as u64), on_damaged, ..LoadRequest::default() };
     let load = load_root(config);
     if let Some(load) = load
         && let Resolution::Found(found) = CheckpointStore::open(load)?.resolve_with(&request, verifier)?
@@ -216,7 +215,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
     }
     if let Some(pretrained) = pretrained_root(config, formats) {
         let imported = import(config, formats)?;
-        let request = LoadRequest { on_damaged, ..LoadRequest::default() };
+        let request = LoadRequest { ckpt_step: None, ..request };
         return match CheckpointStore::open(&pretrained)?.resolve_with(&request, verifier)? {
             Resolution::Found(found) => {
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());

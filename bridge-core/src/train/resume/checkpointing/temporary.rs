@@ -12,8 +12,8 @@ use bridge_dist::mesh::ProcessGroups;
 
 use super::saver::options;
 use crate::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, LocalCheckpointWriter, OnDamaged,
-    Replication, Resolution, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot, Verification, assemble,
+    Checkpoint, CheckpointError, CheckpointStore, IDENTITY_FILE, LoadRequest, LocalCheckpointWriter, Replication,
+    Resolution, RetentionPolicy, SaveOptions, SaveReport, ShardedWriter, Snapshot, Verification, assemble,
     parse_iteration, verify_with_all_ranks,
 };
 use crate::config::{CheckpointConfig, NonPersistentType, RunConfig};
@@ -249,7 +249,7 @@ fn find_global(
     groups: &ProcessGroups,
     above: Option<u64>,
 ) -> Result<(Option<Newer>, Vec<String>), ResumeError> {
-    let request = LoadRequest { on_damaged: OnDamaged::Fallback, ..LoadRequest::default() };
+    let request = LoadRequest { fallback: true, ..LoadRequest::default() };
     let looked = verify_with_all_ranks(groups.world(), |verifier| {
         let found = CheckpointStore::open(root).and_then(|store| store.resolve_with(&request, verifier));
         match found {
