@@ -151,13 +151,13 @@ impl CheckpointStore {
     /// Finds, verifies and opens the checkpoint to continue from. May be called while a writer is
     /// at work.
     ///
-    /// If the store is a single folder, that one is loaded or an error is returned, with and without
-    /// [`LoadRequest::fallback`].
+    /// If the store is a single folder, that one is loaded or an error is returned, with and
+    /// without [`LoadRequest::fallback`].
     ///
     /// # Errors
-    /// If the requested checkpoint is missing or damaged; if, without [`LoadRequest::fallback`], the
-    /// latest is damaged or unknown; if there are checkpoints, but none that may be used is intact; or if
-    /// the disk reports an error.
+    /// If the requested checkpoint is missing or damaged; if, without [`LoadRequest::fallback`],
+    /// the latest is damaged or unknown; if there are checkpoints, but none that may be used is
+    /// intact; or if the disk reports an error.
     pub fn resolve(&self, request: &LoadRequest) -> Result<Resolution, CheckpointError> {
         self.resolve_with(request, &Verifier::ALONE)
     }

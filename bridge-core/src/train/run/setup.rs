@@ -8,7 +8,7 @@ use bridge_kernels::memory::release_unused_memory;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use crate::checkpoint::TrainState;
+use crate::checkpoint::{NamedManager, TrainState};
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::logging::Sink;
 use crate::model::{
@@ -38,7 +38,7 @@ use crate::train::error::CommonError;
 use crate::train::objectives::dpo;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::{self, DeviceError, LocalRank, select_device_of_rank};
-use crate::train::ranks::rank_env::RankUnit;
+use crate::train::ranks::rank_env::{RankEnv, RankUnit};
 use crate::train::ranks::threads::set_num_threads;
 use crate::train::reporting::memory_check;
 use crate::train::reporting::reporter::Reporter;
@@ -87,12 +87,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let place = options.rank_env.place.unwrap_or(agreement::local_rank(groups.world())?);
     let heartbeat = Arc::clone(&options.rank_env.heartbeat);
     // Validate before writing any file.
-    let checked = check_graphs_supported(&config, options.rank_env.unit).and_then(|()| check(&config, registry, place));
-    let checked = agreement::agree(groups, "checking the run", checked)?;
-    let outputs = if agreement::is_first(groups) { check_outputs(&config) } else { Ok(()) };
-    agreement::agree(groups, "checking the run", outputs)?;
-    let metric = check_metric(&config, options.forward_step.as_ref()).map_err(CommonError::from);
-    agreement::agree(groups, "checking the run", metric)?;
+    let checked = check(&config, &options, place)?;
     let manager = agreement::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
     let start = find_start(&config, &registry.weights, groups, manager.as_ref())?;
     let teacher = teacher::find(&config, registry, groups)?;
@@ -107,37 +102,37 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let watchdog = agreement::agree(groups, "watching signals", watchdog)?;
     let stop_requests =
         StopRequests::new(groups, signals, watchdog, options.cancel, options.started, Arc::clone(&heartbeat))?;
-    let base = lineage.tokenizer();
-    let preparation =
-        Preparation { config: &config, groups, place, base, stop_requests: &stop_requests, reporter: &reporter };
+    let preparation = Preparation {
+        config: &config,
+        groups,
+        place,
+        base: lineage.tokenizer(),
+        stop_requests: &stop_requests,
+        reporter: &reporter,
+    };
     let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
     let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
     let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
     let teacher = check_teacher_and_memory(teacher, &preparation, &data, padded_vocab_size, &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
-    let opened = open(
-        &mut reporter,
-        groups,
-        &Opening {
-            config: &config,
-            start: start.as_ref(),
-            begun: &begun,
-            lineage: &lineage,
-            faults: options.rank_env.faults,
-            warnings: &report.warnings,
-        },
-        options.sinks,
-    );
-    let lock = agreement::agree(groups, "opening logs", opened)?;
-    let saver = Saver::open(&config, groups, &heartbeat, manager)?;
-    let dumps = GradientDumps::open(&config, groups, &heartbeat)?;
-    let non_persistent = NonPersistentSaves::open(&config, groups, begun.step, &heartbeat)?;
+    let opening = Opening {
+        config: &config,
+        start: start.as_ref(),
+        begun: &begun,
+        lineage: &lineage,
+        rank_env: &options.rank_env,
+        warnings: &report.warnings,
+    };
+    let outputs = open_outputs(reporter, groups, &opening, options.sinks, manager)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
-    let forward_step = dpo::step_of(&config, options.forward_step);
-    let provider = options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config)));
-    let parts = Parts { checked, forward_step, provider, padded_vocab_size };
-    let (mut training, deferred) = build_training(&config, groups, parts, &timers)?;
-    shard(&mut training, deferred, start.is_none() || Strictness::from_config(&config).allows_absent())?;
+    let parts = Parts {
+        checked,
+        forward_step: dpo::step_of(&config, options.forward_step),
+        provider: options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config))),
+        padded_vocab_size,
+        may_be_absent: start.is_none() || Strictness::from_config(&config).allows_absent(),
+    };
+    let training = build_training(&config, groups, parts, &timers)?;
     let placement = device::rank_location(&config, groups.world().rank(), place, options.node);
     let losses = loss_watch(&config, placement.clone());
     let mut run = TrainingRun {
@@ -148,16 +143,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
             lineage: report.record,
             padded_vocab_size,
         },
-        outputs: Outputs {
-            reporter,
-            saver,
-            non_persistent,
-            dumps,
-            lock,
-            last_saved_step: None,
-            from_non_persistent: false,
-            heartbeat: Arc::clone(&heartbeat),
-        },
+        outputs,
         state: GlobalState { config, train_state: TrainState::default() },
         groups: options.groups,
         last_validation: None,
@@ -252,17 +238,19 @@ struct Parts {
     forward_step: Box<dyn ForwardStep>,
     provider: Box<dyn OverrideProvider>,
     padded_vocab_size: usize,
+    /// True if the checkpoint may lack parameters, or there is none.
+    may_be_absent: bool,
 }
 
-/// Builds the model of this rank, its optimizer and schedules. Also returns the parameters that the
-/// builder has deferred.
+/// Builds the model of this rank, its optimizer and schedules, and shards the parameters.
 fn build_training(
     config: &RunConfig,
     groups: &ProcessGroups,
     parts: Parts,
     timers: &Arc<Timers>,
-) -> Result<(Training, Option<DeferredParameters>), TrainError> {
-    let Parts { checked: Checked { device, model_config, adapter }, forward_step, provider, padded_vocab_size } = parts;
+) -> Result<Training, TrainError> {
+    let Parts { checked, forward_step, provider, padded_vocab_size, may_be_absent } = parts;
+    let Checked { device, model_config, adapter } = checked;
     let seed = config.rng.seed;
     let context = BuildContext {
         device: device.clone(),
@@ -297,7 +285,7 @@ fn build_training(
         scheduler.check_group(group)?;
     }
     let observers = Observers { timers: Arc::clone(timers), ..Observers::none() };
-    let training = Training {
+    let mut training = Training {
         pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
         inspector: observers.inspector,
         stream_gradients: observers.gradients,
@@ -321,7 +309,8 @@ fn build_training(
         distillation: None,
         own_figures: BTreeSet::new(),
     };
-    Ok((training, context.deferred))
+    shard(&mut training, context.deferred, may_be_absent)?;
+    Ok(training)
 }
 
 /// True if a model has parameters that weights may lack, and that are then drawn: an adapter's, or
@@ -379,7 +368,21 @@ struct Checked {
     adapter: Option<Arc<dyn Adapter>>,
 }
 
-fn check(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
+/// Checks the run before it writes any file. All ranks call this together.
+fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<Checked, TrainError> {
+    let RunOptions { registry, groups, .. } = options;
+    let checked =
+        check_graphs_supported(config, options.rank_env.unit).and_then(|()| check_rank(config, registry, place));
+    let checked = agreement::agree(groups, "checking the run", checked)?;
+    let outputs = if agreement::is_first(groups) { check_outputs(config) } else { Ok(()) };
+    agreement::agree(groups, "checking the run", outputs)?;
+    let metric = check_metric(config, options.forward_step.as_ref()).map_err(CommonError::from);
+    agreement::agree(groups, "checking the run", metric)?;
+    Ok(checked)
+}
+
+/// Checks what this rank alone can check: device, paths, model section.
+fn check_rank(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
     config.check_paths()?;
     if let Some(threads) = config.train.num_threads {
         set_num_threads(threads)?;
@@ -404,28 +407,49 @@ fn check_graphs_supported(config: &RunConfig, unit: RankUnit) -> Result<(), Trai
     if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
 }
 
-/// Inputs of opening a run's logs.
+/// Inputs of [`open_outputs`].
 struct Opening<'a> {
     config: &'a Arc<RunConfig>,
     start: Option<&'a Start>,
     begun: &'a TrainState,
     lineage: &'a Lineage,
-    /// Faults of the run before this start.
-    faults: u32,
+    rank_env: &'a RankEnv,
     /// Differences of the run from the checkpoint that it resumes from.
     warnings: &'a [String],
 }
 
-/// Opens the outputs of the run. Only rank 0 locks it.
-fn open(
+/// Opens logs and checkpoint folders of the run. All ranks call this together.
+fn open_outputs(
+    mut reporter: Reporter,
+    groups: &ProcessGroups,
+    opening: &Opening,
+    sinks: Vec<Box<dyn Sink>>,
+    manager: Option<NamedManager>,
+) -> Result<Outputs, TrainError> {
+    let lock = agreement::agree(groups, "opening logs", open_logs(&mut reporter, groups, opening, sinks))?;
+    let Opening { config, begun, rank_env: RankEnv { heartbeat, .. }, .. } = *opening;
+    Ok(Outputs {
+        reporter,
+        saver: Saver::open(config, groups, heartbeat, manager)?,
+        dumps: GradientDumps::open(config, groups, heartbeat)?,
+        non_persistent: NonPersistentSaves::open(config, groups, begun.step, heartbeat)?,
+        lock,
+        last_saved_step: None,
+        from_non_persistent: false,
+        heartbeat: Arc::clone(heartbeat),
+    })
+}
+
+/// Opens the logs of the run. Only rank 0 locks it.
+fn open_logs(
     reporter: &mut Reporter,
     groups: &ProcessGroups,
     opening: &Opening,
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
-    let Opening { config, start, begun, lineage, faults, warnings } = *opening;
+    let Opening { config, start, begun, lineage, rank_env, warnings } = *opening;
     reporter.set_config(config);
-    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
+    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, rank_env.faults)?) } else { None };
     reporter.open_sinks(&lineage.run, begun, sinks)?;
     if agreement::is_first(groups) {
         for warning in config.warnings() {
