@@ -6,7 +6,9 @@ use std::fmt;
 
 use burn::tensor::{Gradients, Int, Tensor};
 
-use super::{Batch, Boundary, BoundaryTensor, Declaration, ForwardContext, GenerationState, NotingLayer, Segment};
+use super::{
+    Batch, Boundary, BoundaryTensor, Declaration, DelayedScalingLayer, ForwardContext, GenerationState, Segment,
+};
 
 /// Output of a segment.
 #[derive(Clone, Debug)]
@@ -89,8 +91,8 @@ pub trait ModelChunk: Any + fmt::Debug + Send {
     /// The declarations of all parameters, in a fixed order.
     fn parameters(&self) -> &[Declaration];
 
-    /// The linear layers in 8 bits whose scales come from earlier steps. None by default.
-    fn noting_layers(&self) -> &[NotingLayer] {
+    /// The linear layers in 8 bits with delayed scaling. None by default.
+    fn delayed_scaling_layers(&self) -> &[DelayedScalingLayer] {
         &[]
     }
 

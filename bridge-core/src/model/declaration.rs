@@ -9,8 +9,8 @@ use burn::module::ParamId;
 use serde::Serialize;
 
 use super::{
-    ModelBuildError, NotingLayer, PassStream, Placement, QuantizedValues, RankPlace, ReplicaGroup, Segment, Shard,
-    SharedRows,
+    DelayedScalingLayer, ModelBuildError, PassStream, Placement, QuantizedValues, RankPlace, ReplicaGroup, Segment,
+    Shard, SharedRows,
 };
 
 /// Role of a parameter in its block. It decides on weight decay and separate learning rates.
@@ -346,8 +346,8 @@ pub struct Declarations {
     pub(super) quantized: HashMap<ParamId, QuantizedValues>,
     /// Current pass, for adaptations.
     pub(super) pass: PassStream,
-    /// The linear layers in 8 bits that note magnitudes.
-    pub(super) noting: Vec<NotingLayer>,
+    /// The linear layers in 8 bits with delayed scaling.
+    pub(super) delayed_scaling: Vec<DelayedScalingLayer>,
 }
 
 impl Declarations {
@@ -400,7 +400,7 @@ impl Declarations {
             segments: self.segments,
             pass: self.pass,
             quantized: self.quantized,
-            noting: self.noting,
+            delayed_scaling: self.delayed_scaling,
             ..Self::default()
         };
         for (id, path, shape) in ids {

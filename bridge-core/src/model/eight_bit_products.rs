@@ -29,9 +29,9 @@ impl EightBitLayer {
     }
 }
 
-/// A linear layer that notes the magnitudes of its operands, for scales of later steps.
+/// A linear layer with delayed scaling: it records the amax of its operands for later steps.
 #[derive(Clone, Debug)]
-pub struct NotingLayer {
+pub struct DelayedScalingLayer {
     /// Dotted name of the layer.
     pub name: String,
     /// Ranks that have replicas of the layer.

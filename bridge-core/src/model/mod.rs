@@ -55,7 +55,7 @@ pub(crate) use custom_loss::label_log_probabilities;
 pub use custom_loss::{CustomLoss, CustomLossCall, ModelOutputs, OutputParts};
 pub use declaration::{Component, Declaration, Declarations, GradientScope, Initial, ParameterRole, TensorPartition};
 pub use deferred::DeferredParameters;
-pub use eight_bit_products::{EightBitLayer, EightBitProducts, NotingLayer};
+pub use eight_bit_products::{DelayedScalingLayer, EightBitLayer, EightBitProducts};
 pub(crate) use eight_bit_products::{HISTORY as CAST_HISTORY, SCALES as CAST_SCALES};
 pub use error::ModelBuildError;
 pub use freezing::matches_pattern;

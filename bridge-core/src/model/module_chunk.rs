@@ -8,8 +8,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Gradients, Int, Tensor, TensorData};
 
 use super::{
-    Batch, Boundary, BoundaryTensor, Declaration, Declarations, ForwardContext, GenerationState, ModelBuildError,
-    ModelChunk, NotingLayer, Replacement, Segment, SegmentOutput,
+    Batch, Boundary, BoundaryTensor, Declaration, Declarations, DelayedScalingLayer, ForwardContext, GenerationState,
+    ModelBuildError, ModelChunk, Replacement, Segment, SegmentOutput,
 };
 
 /// Additions to a Burn module that make it a [`ModelChunk`]. The module's builder declares its
@@ -202,8 +202,8 @@ impl<M: Segments> ModelChunk for ModuleChunk<M> {
         self.declarations.parameters()
     }
 
-    fn noting_layers(&self) -> &[NotingLayer] {
-        &self.declarations.noting
+    fn delayed_scaling_layers(&self) -> &[DelayedScalingLayer] {
+        &self.declarations.delayed_scaling
     }
 
     fn visit_parameters(&self, f: &mut dyn FnMut(&str, Tensor<1>)) {

@@ -11,8 +11,8 @@ use burn::tensor::{DType, Device, FloatDType, Shape, Tensor, TensorData};
 
 use super::{
     Adapter, BuildContext, CAST_HISTORY, CAST_SCALES, Component, Declaration, Declarations, DeferredParameters,
-    EightBitLayer, EightBitProducts, GradientScope, Initial, LinearAdaptation, LinearForLastLayer, LinearLayer,
-    LinearParameter, NotingLayer, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment,
+    DelayedScalingLayer, EightBitLayer, EightBitProducts, GradientScope, Initial, LinearAdaptation, LinearForLastLayer,
+    LinearLayer, LinearParameter, Parallel, ParameterRole, QuantizedValues, RankPlace, ReplicaGroup, Segment,
     SegmentRole, TensorPartition, released,
 };
 
@@ -257,8 +257,8 @@ impl Scope {
         });
         let mut table = self.shared.table.borrow_mut();
         let products = EightBitProducts::new(layer.rule, state, table.pass.clone());
-        let noting = products.maxima().map(Arc::clone);
-        table.noting.extend(noting.map(|maxima| NotingLayer {
+        let maxima = products.maxima().map(Arc::clone);
+        table.delayed_scaling.extend(maxima.map(|maxima| DelayedScalingLayer {
             name: self.path.clone(),
             replicas: self.replicas,
             maxima,

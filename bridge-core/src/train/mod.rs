@@ -41,7 +41,7 @@ pub use data::run_data::RunData;
 pub use data::text::Bar;
 pub use data::token_bytes::TokenBytes;
 pub use engine::error::EngineError;
-pub use engine::executor::{Executor, ExecutorError, InFlight, RegionContext, RegionHooks};
+pub use engine::executor::{Executor, ExecutorError, RegionContext, RegionHooks, SavedForBackward};
 pub use engine::forward_step::{ForwardStep, LM_LOSS, LanguageModelStep, Losses, Ratio};
 pub use engine::global_state::GlobalState;
 pub use engine::offload::SegmentOffload;

@@ -13,7 +13,7 @@ use crate::model::{
 use crate::plan::recompute::{Cuts, Recompute, Region, plan};
 use crate::train::engine::offload::SegmentOffload;
 use crate::train::engine::region_spans;
-use crate::train::engine::region_spans::{Observers, Run, Work};
+use crate::train::engine::region_spans::{ForwardKind, Observers, SegmentRun};
 
 /// Why a pass through a chunk ended early.
 #[derive(Debug, thiserror::Error)]
@@ -99,13 +99,13 @@ impl<'a> RegionContext<'a> {
 /// A micro-batch between its forward and its backward pass through a chunk: the graphs and boundary
 /// activations that backward needs. Dropping it frees them.
 #[derive(Debug)]
-pub struct InFlight {
-    regions: Vec<Pending>,
+pub struct SavedForBackward {
+    regions: Vec<SavedRegion>,
 }
 
 /// One region after its forward pass.
 #[derive(Debug)]
-struct Pending {
+struct SavedRegion {
     /// Index of the segment.
     index: usize,
     /// The region's input, each tensor a leaf of its graph.
@@ -188,7 +188,7 @@ impl Executor {
         input: Boundary,
         context: &ForwardContext,
         hooks: &mut dyn RegionHooks,
-    ) -> Result<(InFlight, SegmentOutput), ExecutorError> {
+    ) -> Result<(SavedForBackward, SegmentOutput), ExecutorError> {
         let mut regions = Vec::with_capacity(self.regions.len());
         let is_first = input.is_empty();
         let mut input = input.map(leaf);
@@ -199,13 +199,15 @@ impl Executor {
             let (output, plain) = if drops_graph {
                 let plain = input.clone().map(Tensor::without_autodiff);
                 let (inference, segments) = (chunk.inference(), region.segments.clone());
-                let what = Work { chunk: &*inference, segments, offload: None };
-                let output = region_spans::forward(&self.observers, Run::Forward, what, plain, context)?;
+                let what = SegmentRun { chunk: &*inference, segments, offload: None };
+                let output = region_spans::forward(&self.observers, ForwardKind::Forward, what, plain, context)?;
                 hooks.parameters_unused(chunk, &region.segments);
                 (None, output)
             } else {
-                let what = Work { chunk: &*chunk, segments: region.segments.clone(), offload: self.offload.as_ref() };
-                let output = region_spans::forward(&self.observers, Run::Forward, what, input.clone(), context)?;
+                let what =
+                    SegmentRun { chunk: &*chunk, segments: region.segments.clone(), offload: self.offload.as_ref() };
+                let output =
+                    region_spans::forward(&self.observers, ForwardKind::Forward, what, input.clone(), context)?;
                 let plain = without_autodiff(&output);
                 (Some(output), plain)
             };
@@ -213,16 +215,16 @@ impl Executor {
                 SegmentOutput::Boundary(boundary) if !is_last => {
                     let has_backward = !is_first || self.first_trained < region.segments.end;
                     let next = boundary.map(if has_backward { leaf } else { Tensor::autodiff });
-                    regions.push(Pending { index, input: std::mem::replace(&mut input, next), output });
+                    regions.push(SavedRegion { index, input: std::mem::replace(&mut input, next), output });
                 }
                 plain => {
-                    regions.push(Pending { index, input, output });
-                    return Ok((InFlight { regions }, plain));
+                    regions.push(SavedRegion { index, input, output });
+                    return Ok((SavedForBackward { regions }, plain));
                 }
             }
         }
         // A stage that holds nothing.
-        Ok((InFlight { regions }, SegmentOutput::Boundary(input.map(Tensor::without_autodiff))))
+        Ok((SavedForBackward { regions }, SegmentOutput::Boundary(input.map(Tensor::without_autodiff))))
     }
 
     /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The
@@ -239,7 +241,7 @@ impl Executor {
     /// If there are gradients of the output of a chunk that ends with the loss.
     pub fn backward(
         &self,
-        in_flight: InFlight,
+        saved: SavedForBackward,
         output_gradients: Boundary,
         chunk: &mut dyn ModelChunk,
         context: &ForwardContext,
@@ -247,8 +249,8 @@ impl Executor {
     ) -> Result<Boundary, ExecutorError> {
         let mut gradients = output_gradients;
         let is_first = chunk.boundary(0, context.batch).is_empty();
-        let mut pending = in_flight.regions;
-        while let Some(Pending { index, input, output }) = pending.pop() {
+        let mut regions = saved.regions;
+        while let Some(SavedRegion { index, input, output }) = regions.pop() {
             let segments = &self.regions[index].segments;
             if is_first && segments.end <= self.first_trained {
                 gradients = Boundary::default();
@@ -259,8 +261,8 @@ impl Executor {
                 Some(output) => output,
                 None => {
                     hooks.before_region(chunk, self.region_context(index).backward())?;
-                    let what = Work { chunk: &*chunk, segments: segments.clone(), offload: None };
-                    region_spans::forward(&self.observers, Run::Recompute, what, input.clone(), context)?
+                    let what = SegmentRun { chunk: &*chunk, segments: segments.clone(), offload: None };
+                    region_spans::forward(&self.observers, ForwardKind::Recompute, what, input.clone(), context)?
                 }
             };
             self.look_at_gradients(chunk, segments.end, &gradients);

@@ -60,14 +60,14 @@ impl Observers {
 
 /// Purpose of running segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::train) enum Run {
+pub(in crate::train) enum ForwardKind {
     /// Forward, with a graph or without.
     Forward,
     /// Forward once more, for the backward that follows.
     Recompute,
 }
 
-impl Run {
+impl ForwardKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Forward => "forward",
@@ -77,7 +77,7 @@ impl Run {
 }
 
 /// Segments of a chunk to run, and the offload of the tensors that they keep.
-pub(in crate::train) struct Work<'a> {
+pub(in crate::train) struct SegmentRun<'a> {
     /// The chunk.
     pub chunk: &'a dyn ModelChunk,
     /// Segments to run.
@@ -89,8 +89,8 @@ pub(in crate::train) struct Work<'a> {
 /// [`run_segments`] with a span for each segment, and in a scope that offloads the kept tensors.
 pub(in crate::train) fn forward(
     observers: &Observers,
-    run: Run,
-    Work { chunk, segments, offload }: Work<'_>,
+    kind: ForwardKind,
+    SegmentRun { chunk, segments, offload }: SegmentRun<'_>,
     mut input: Boundary,
     context: &ForwardContext,
 ) -> Result<SegmentOutput, BoundaryError> {
@@ -101,7 +101,7 @@ pub(in crate::train) fn forward(
     let spans = timers.spans();
     let all: Arc<[Segment]> = chunk.segments().into();
     let is_observed = observers.are_on();
-    let inspects_values = run == Run::Forward && inspector.is_on();
+    let inspects_values = kind == ForwardKind::Forward && inspector.is_on();
     if inspects_values && segments.start == 0 {
         streams::inspect_values(inspector, &all, 0, &input);
     }
@@ -110,13 +110,13 @@ pub(in crate::train) fn forward(
             true => format!("tokens {:?}", context.batch.tokens.dims()),
             false => input.to_string(),
         });
-        let _doing = RankSlot::owner(|| owner(&all[index], run.name()));
-        let _mark = spans.mark(|| owner(&all[index], run.name()));
+        let _doing = RankSlot::owner(|| owner(&all[index], kind.name()));
+        let _mark = spans.mark(|| owner(&all[index], kind.name()));
         let start = Instant::now();
         let one = || run_segments(chunk, index..index + 1, input, context);
         let output = SegmentOffload::run(offload, &all[index], one)?;
         if spans.are_on() {
-            let (name, labels) = (name(&all[index], run.name()), labels(&all[index], spans.microbatch()));
+            let (name, labels) = (name(&all[index], kind.name()), labels(&all[index], spans.microbatch()));
             spans.add(Span { name, labels, shapes, start, end: Instant::now() });
         }
         if let (SegmentOutput::Boundary(boundary), true) = (&output, inspects_values) {

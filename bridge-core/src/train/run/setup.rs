@@ -307,7 +307,7 @@ fn build_training(
         base: None,
         reference: None,
         distillation: None,
-        own_figures: BTreeSet::new(),
+        custom_loss_figures: BTreeSet::new(),
     };
     shard(&mut training, context.deferred, may_be_absent)?;
     Ok(training)

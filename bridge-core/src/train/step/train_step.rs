@@ -104,7 +104,7 @@ fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> 
         run.training.scheduler.step(run.state.config.schedule_steps(batch_size));
     }
     let (flops, num_tokens) = flops_and_tokens(run, &data.lengths, batch_size)?;
-    let figures = own_figures(&run.training.own_figures, &pass_result.losses);
+    let figures = custom_loss_figures(&run.training.custom_loss_figures, &pass_result.losses);
     let learning = learning(&outcome, &pass_result.losses, can_fall);
     Ok(StepEnd::Done(Box::new(StepReport {
         iteration: run.state.train_state.step + 1,
@@ -157,7 +157,7 @@ fn flops_and_tokens(
 
 /// Figures that a custom loss has recorded, for `metrics.jsonl`; elsewhere they are among the
 /// losses.
-fn own_figures(names: &BTreeSet<&'static str>, losses: &Losses) -> Vec<Figure> {
+fn custom_loss_figures(names: &BTreeSet<&'static str>, losses: &Losses) -> Vec<Figure> {
     let figure = |name: &&'static str| {
         let value = losses.get(*name)?.value();
         let key = name.replace(|c: char| !c.is_ascii_alphanumeric(), "_");
@@ -323,7 +323,7 @@ fn forward_backward(
     run.training.reducer.clear();
     run.training.inspector.restart();
     // Magnitudes of a pass that is made again do not count.
-    run.training.chunks.iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
+    run.training.chunks.iter().flat_map(|chunk| chunk.delayed_scaling_layers()).for_each(|layer| layer.maxima.forget());
     run.training.stream_gradients.restart();
     run.stop_requests.begin_step();
     let mut totals = PassTotals::new(run);

@@ -50,7 +50,7 @@ pub(in crate::train) struct Training {
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
     /// Names of the figures that custom losses of the forward step record.
-    pub own_figures: BTreeSet<&'static str>,
+    pub custom_loss_figures: BTreeSet<&'static str>,
     /// The model at the start of the run, if the objective compares with it.
     pub reference: Option<Vec<Box<dyn ModelChunk>>>,
     /// The teacher, if the model is distilled from one.
@@ -106,7 +106,8 @@ impl Training {
             return self.custom_losses(state, batches);
         };
         let losses = distillation.losses(groups, batches)?;
-        self.own_figures.extend(losses.iter().flatten().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
+        self.custom_loss_figures
+            .extend(losses.iter().flatten().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
         Ok(losses)
     }
 
@@ -131,7 +132,7 @@ impl Training {
         }
         for batch in batches {
             let own = self.forward_step.custom_loss(state, batch).map(CustomLossCall::new);
-            self.own_figures.extend(own.iter().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
+            self.custom_loss_figures.extend(own.iter().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
             losses.push(own);
         }
         let needs_one = self.adapter.as_ref().is_some_and(|adapter| adapter.last_layer().is_some());

@@ -7,7 +7,7 @@ use bridge_dist::comm::{Group, ReduceOp};
 use bridge_kernels::{Fp8Format, OperandMaxima};
 
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
-use crate::model::{CAST_HISTORY, CAST_SCALES, NotingLayer, ReplicaGroup};
+use crate::model::{CAST_HISTORY, CAST_SCALES, DelayedScalingLayer, ReplicaGroup};
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
@@ -79,17 +79,15 @@ fn usable(largest: f32) -> f64 {
 
 /// Magnitudes of this step on this rank, read at once.
 fn noted(run: &RunContext) -> Vec<Layer> {
-    let mut layers: Vec<(usize, NotingLayer)> = Vec::new();
+    let mut layers: Vec<(usize, DelayedScalingLayer)> = Vec::new();
     for (chunk, model) in run.chunks().iter().enumerate() {
-        layers.extend(model.noting_layers().iter().map(|layer| (chunk, layer.clone())));
+        layers.extend(model.delayed_scaling_layers().iter().map(|layer| (chunk, layer.clone())));
     }
     let maxima = OperandMaxima::take_all(layers.iter().map(|(_, layer)| layer.maxima.as_ref()));
-    let of_layer = |((chunk, NotingLayer { name, replicas, .. }), maxima): ((usize, NotingLayer), [f32; 3])| Layer {
-        chunk,
-        name,
-        maxima: maxima.map(usable),
-        replicas,
-    };
+    let of_layer =
+        |((chunk, DelayedScalingLayer { name, replicas, .. }), maxima): ((usize, DelayedScalingLayer), [f32; 3])| {
+            Layer { chunk, name, maxima: maxima.map(usable), replicas }
+        };
     layers.into_iter().zip(maxima).map(of_layer).collect()
 }
 
@@ -129,7 +127,10 @@ impl Subsystem for CastScales {
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
         if step.skipped {
-            run.chunks().iter().flat_map(|chunk| chunk.noting_layers()).for_each(|layer| layer.maxima.forget());
+            run.chunks()
+                .iter()
+                .flat_map(|chunk| chunk.delayed_scaling_layers())
+                .for_each(|layer| layer.maxima.forget());
             return Ok(LoopRequest::default());
         }
         let mut layers = noted(run);

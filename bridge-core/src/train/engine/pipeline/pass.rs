@@ -14,21 +14,21 @@ use crate::model::{
     Auxiliary, Boundary, BoundaryTensor, ForwardContext, ModelChunk, SegmentOutput, WeightGradientStore,
 };
 use crate::timers::{Labels, TimerGuard, TimerLevel};
-use crate::train::engine::executor::{ExecutorError, InFlight};
+use crate::train::engine::executor::{ExecutorError, SavedForBackward};
 
 /// A micro-batch and a chunk of this rank.
 type Unit = (usize, usize);
 
 /// A micro-batch between forward and the end of backward of a chunk.
-struct Flight {
+struct MicroBatchInFlight {
     input: MicroBatchInput,
     /// `None` once the gradient of the input is known.
-    graphs: Option<InFlight>,
+    graphs: Option<SavedForBackward>,
     /// Deferred weight gradients, in schedules that split backward.
     weight_gradients: Option<WeightGradientStore>,
 }
 
-impl Flight {
+impl MicroBatchInFlight {
     fn context(&self) -> ForwardContext<'_> {
         context(&self.input, self.weight_gradients.as_ref())
     }
@@ -49,7 +49,7 @@ pub(super) struct PipelinePass<'a> {
     output_gradients: BTreeMap<Unit, Boundary>,
     /// Gradients of inputs, between backward and departure.
     input_gradients: BTreeMap<Unit, Boundary>,
-    in_flight: BTreeMap<Unit, Flight>,
+    in_flight: BTreeMap<Unit, MicroBatchInFlight>,
     max_in_flight: usize,
     /// Loss sums by micro-batch, where the model ends.
     losses: BTreeMap<usize, Tensor<1>>,
@@ -165,7 +165,7 @@ impl<'a> PipelinePass<'a> {
             executor.forward_inference(model, boundary, &context(&input, None), hooks.as_mut())?
         } else {
             let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
-            let mut flight = Flight { input, graphs: None, weight_gradients };
+            let mut flight = MicroBatchInFlight { input, graphs: None, weight_gradients };
             let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
             let (graphs, output) = executor.forward(model, boundary, &flight.context(), hooks.as_mut())?;
             drop(hooks);
