@@ -74,7 +74,8 @@ pub struct Distribution {
     buckets: Vec<Vec<Bucket>>,
     /// Names of the trained parameters of the whole model, in order, once they have been asked for.
     trained: OnceLock<Vec<String>>,
-    /// The tensor-parallel ranks that hold the same rows of some parameters ([`ParameterPlacement::shared`]).
+    /// The tensor-parallel ranks that hold the same rows of some parameters
+    /// ([`ParameterPlacement::shared`]).
     row_copies: Option<Group>,
 }
 

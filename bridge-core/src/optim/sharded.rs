@@ -160,8 +160,8 @@ impl ShardedParameters {
         }
     }
 
-    /// Waits for gathers in flight and hands their values to the chunks. Parameters that are sharded
-    /// stay so.
+    /// Waits for gathers in flight and hands their values to the chunks. Parameters that are
+    /// sharded stay so.
     ///
     /// # Errors
     /// If they cannot be gathered.

@@ -109,7 +109,8 @@ impl Elements {
     }
 }
 
-/// See [`adamw_low_precision`](super::super::adamw_low_precision). Only for tensors that it [`applies_to`].
+/// See [`adamw_low_precision`](super::super::adamw_low_precision). Only for tensors that it
+/// [`applies_to`].
 pub(crate) fn adamw(
     state: LowPrecisionAdamW,
     gradient: &Tensor<1>,

@@ -39,8 +39,8 @@ impl StaticGradients {
         add_into(sum, gradient, keeps);
     }
 
-    /// Copies the sums of earlier micro-batches of the step to the memory of the graph. Returns true
-    /// if there are any.
+    /// Copies the sums of earlier micro-batches of the step to the memory of the graph. Returns
+    /// true if there are any.
     pub fn load(&self, gradients: &GradientBuffer) -> bool {
         if self.tensors.keys().all(|name| gradients.get(name).is_none()) {
             return false;

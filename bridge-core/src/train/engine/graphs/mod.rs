@@ -198,8 +198,8 @@ impl MicroBatchGraphs {
         Ok(())
     }
 
-    /// True if a micro-batch has the signature that is recorded: the most frequent one of the warm-up
-    /// steps, or without these the signature of the first micro-batch.
+    /// True if a micro-batch has the signature that is recorded: the most frequent one of the
+    /// warm-up steps, or without these the signature of the first micro-batch.
     fn matches_recorded(&mut self, batch: &Batch) -> Result<bool, EngineError> {
         if self.seen.is_empty() {
             self.count_signature(batch)?;
@@ -208,8 +208,8 @@ impl MicroBatchGraphs {
         Ok(BatchSignature::from_batch(batch).as_ref() == usual)
     }
 
-    /// Moves parameters back to the memory that the graph reads. If one is elsewhere that was updated
-    /// in place so far, the graph is dropped.
+    /// Moves parameters back to the memory that the graph reads. If one is elsewhere that was
+    /// updated in place so far, the graph is dropped.
     fn restore_parameters(&mut self, chunk: &mut dyn ModelChunk) {
         let Some(recorded) = &self.recorded else { return };
         if let ParameterAddresses::Moved(names) = recorded.parameters.restore(chunk) {
