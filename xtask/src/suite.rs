@@ -35,7 +35,8 @@ pub fn run(rest: &[String]) -> Result<ExitCode> {
     }
     // The release profile: Burn in debug is too slow for training tests, and one profile is built
     // once.
-    let mut workspace = ["test", "--release", "--workspace", "--features"].map(str::to_owned).to_vec();
+    let mut workspace =
+        ["test", "--release", "--workspace", "--no-fail-fast", "--features"].map(str::to_owned).to_vec();
     workspace.push(features.join(","));
     workspace.extend(rest.iter().cloned());
     if !cargo(&workspace)? {

@@ -238,7 +238,7 @@ struct Parts {
     forward_step: Box<dyn ForwardStep>,
     provider: Box<dyn OverrideProvider>,
     padded_vocab_size: usize,
-    /// True if the checkpoint may lack parameters, or there is none.
+    /// True if the checkpoint may lack parameters, or the run starts without one.
     may_be_absent: bool,
 }
 

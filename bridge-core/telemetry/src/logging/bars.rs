@@ -180,13 +180,71 @@ impl Drop for TerminalHandle {
 
 #[cfg(test)]
 mod tests {
-    use indicatif::InMemoryTerm;
+    use std::fmt;
 
     use super::*;
 
+    /// A terminal in memory. indicatif's own is behind a feature of it: the build of tests would
+    /// compile all that depends on it once more.
+    #[derive(Clone)]
+    struct Screen(Arc<Mutex<vt100::Parser>>);
+
+    impl Screen {
+        fn contents(&self) -> String {
+            let parser = self.0.lock().unwrap();
+            let rows: Vec<String> = parser.screen().rows(0, 100).map(|row| row.trim_end().to_owned()).collect();
+            rows.join("\n").trim_end().to_owned()
+        }
+    }
+
+    impl fmt::Debug for Screen {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(&self.contents())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            100
+        }
+
+        fn move_cursor_up(&self, n: usize) -> io::Result<()> {
+            if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}A")) }
+        }
+
+        fn move_cursor_down(&self, n: usize) -> io::Result<()> {
+            if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}B")) }
+        }
+
+        fn move_cursor_right(&self, n: usize) -> io::Result<()> {
+            if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}C")) }
+        }
+
+        fn move_cursor_left(&self, n: usize) -> io::Result<()> {
+            if n == 0 { Ok(()) } else { self.write_str(&format!("\x1b[{n}D")) }
+        }
+
+        fn write_line(&self, s: &str) -> io::Result<()> {
+            self.write_str(&format!("{s}\r\n"))
+        }
+
+        fn write_str(&self, s: &str) -> io::Result<()> {
+            self.0.lock().unwrap().process(s.as_bytes());
+            Ok(())
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.write_str("\r\x1b[2K")
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
     #[test]
     fn bars_make_room_for_log_lines() {
-        let terminal = InMemoryTerm::new(10, 100);
+        let terminal = Screen(Arc::new(Mutex::new(vt100::Parser::new(10, 100, 0))));
         let target = ProgressDrawTarget::term_like(Box::new(terminal.clone()));
         let bars = MultiProgress::with_draw_target(target);
         let sink = TerminalProgress { bars, width: || 99, has_colours: false };
