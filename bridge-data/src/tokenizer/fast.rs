@@ -2,6 +2,7 @@
 //! into words without the library's normalized strings, and each distinct word is merged once.
 //! Other tokenizers use their library.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
@@ -27,6 +28,7 @@ const LONGEST_CACHED_WORD: usize = 64;
 const CACHED_WORDS: usize = 1 << 18;
 /// SentencePiece's character for a blank.
 const BLANK: char = '\u{2581}';
+const BLANK_BYTES: [u8; 3] = *b"\xe2\x96\x81";
 
 /// Splits text at added tokens, which take precedence over everything else.
 struct AddedTokens {
@@ -89,8 +91,122 @@ enum Splitter {
     Pattern(Pattern),
     /// Words of bytes, by the library's regular expression.
     Regex(Box<Split>),
-    /// Words of characters that begin with their blanks; with each blank if `every` is true.
-    Blanks { prefix: Prefix, every: bool },
+    /// Words of characters, between which no token reaches; a blank begins one if `every` is true.
+    Blanks { prefix: Prefix, every: bool, joins: Joins, merges: Option<Merges> },
+}
+
+/// Pairs of bytes of a text that a token may have side by side: a merge across any other pair would
+/// make a token with that pair, so words on both of its sides are merged alone.
+struct Joins(Box<[[bool; 256]; 256]>);
+
+impl Joins {
+    /// The pairs of a vocabulary. A blank begins a word, except after a blank if `every` is false.
+    fn new(model: &BPE, vocab: &HashMap<String, u32>, every: bool) -> Self {
+        let [first, .., last] = BLANK_BYTES.map(usize::from);
+        let mut joins = Box::new([[false; 256]; 256]);
+        for token in vocab.keys() {
+            for pair in token.replace(BLANK, " ").as_bytes().windows(2) {
+                joins[usize::from(pair[0])][usize::from(pair[1])] = true;
+            }
+        }
+        // Text may have [`BLANK`] for a blank; other characters share its bytes.
+        let behind_blank = joins[usize::from(b' ')];
+        joins[last].iter_mut().zip(behind_blank).for_each(|(joins, behind)| *joins |= behind);
+        joins.iter_mut().for_each(|row| row[first] |= row[usize::from(b' ')]);
+        // Neighbouring unknown characters are fused. A name of a byte or of unknown characters in
+        // another token may stem from a merge of such characters, whose text is another one.
+        let unknown = model.get_unk_token().as_deref();
+        let is_odd = |token: &String| {
+            token.len() > "<0x00>".len() && token.contains("<0x")
+                || unknown.is_some_and(|unknown| token != unknown && token.contains(unknown))
+        };
+        let is_plain = !model.ignore_merges && !vocab.keys().any(is_odd);
+        let has_bytes = falls_back_to_bytes(model);
+        let is_known = |byte: u8| {
+            has_bytes
+                || byte == b' '
+                || byte < 0x80 && vocab.contains_key(char::from(byte).encode_utf8(&mut [0; 4]) as &str)
+        };
+        for byte in (0..=255).filter(|byte| !is_plain || !is_known(*byte)).map(usize::from) {
+            joins[byte] = [true; 256];
+            joins.iter_mut().for_each(|row| row[byte] = true);
+        }
+        for (before, row) in joins.iter_mut().enumerate() {
+            row[usize::from(b' ')] &= !every && (before == usize::from(b' ') || before == last);
+        }
+        Self(joins)
+    }
+
+    /// Words of a text; each [`BLANK`] begins one if `every` is true.
+    fn words<'a>(&self, text: &'a str, every: bool) -> impl Iterator<Item = &'a str> {
+        let mut rest = text;
+        std::iter::from_fn(move || {
+            let bytes = rest.as_bytes();
+            let begins = |at: &usize| {
+                let joined = self.0[usize::from(bytes[at - 1])][usize::from(bytes[*at])];
+                (!joined || every && bytes[*at..].starts_with(&BLANK_BYTES)) && rest.is_char_boundary(*at)
+            };
+            let length = (1..rest.len()).find(begins).unwrap_or(rest.len());
+            let (word, behind) = rest.split_at(length);
+            rest = behind;
+            (!word.is_empty()).then_some(word)
+        })
+    }
+}
+
+/// Merges of a model of characters. The library merges with a heap, and copies the text of each
+/// token: on short words a list takes a fraction of the time.
+struct Merges {
+    /// Ids of ASCII characters.
+    ascii: Vec<Option<u32>>,
+    /// Rank and result of each pair of ids.
+    pairs: AHashMap<(u32, u32), (u32, u32)>,
+}
+
+impl Merges {
+    fn new(model: &BPE) -> Option<Self> {
+        #[derive(serde::Deserialize)]
+        struct Written {
+            merges: Vec<(String, String)>,
+        }
+        let Written { merges } = serde_json::from_str(&serde_json::to_string(model).ok()?).ok()?;
+        let pair = |(rank, (left, right)): (usize, (String, String))| {
+            let ids = (model.token_to_id(&left)?, model.token_to_id(&right)?);
+            Some((ids, (rank as u32, model.token_to_id(&(left + &right))?)))
+        };
+        let pairs = merges.into_iter().enumerate().map(pair).collect::<Option<_>>()?;
+        let read = |byte: u8| if byte == b' ' { BLANK } else { char::from(byte) };
+        let ascii = (0..128).map(|byte| model.token_to_id(read(byte).encode_utf8(&mut [0; 4]))).collect();
+        Some(Self { ascii, pairs })
+    }
+
+    /// The tokens of a word, unless the model lacks one of its characters.
+    fn merge(&self, model: &BPE, word: &str, out: &mut Vec<WordToken>) -> Option<()> {
+        for (at, c) in word.char_indices() {
+            let end = at + c.len_utf8();
+            let id = match self.ascii.get(c as usize) {
+                Some(id) => *id,
+                None => model.token_to_id(&word[at..end]),
+            };
+            out.push(WordToken { id: id?, start: at as u32, end: end as u32 });
+        }
+        let merged = |pair: &[WordToken]| self.pairs.get(&(pair[0].id, pair[1].id)).copied().unwrap_or((u32::MAX, 0));
+        let mut ranks: Vec<(u32, u32)> = out.windows(2).map(merged).collect();
+        // The first of the pairs with the lowest rank is merged.
+        while let Some((at, &(rank, id))) = ranks.iter().enumerate().min_by_key(|(_, (rank, _))| *rank)
+            && rank < u32::MAX
+        {
+            (out[at].id, out[at].end) = (id, out[at + 1].end);
+            out.remove(at + 1);
+            ranks.remove(at);
+            for near in at.saturating_sub(1)..=at {
+                if let (Some(rank), Some(pair)) = (ranks.get_mut(near), out.get(near..near + 2)) {
+                    *rank = merged(pair);
+                }
+            }
+        }
+        Some(())
+    }
 }
 
 /// A token of a word, with the bytes of the word that it stands for, in whole characters.
@@ -181,6 +297,15 @@ impl FastBpe {
     /// True if [`Self::encode`] gives the offsets of the library.
     pub(crate) fn knows_offsets(&self) -> bool {
         self.knows_offsets
+    }
+
+    /// Words that are merged alone, of a tokenizer of characters.
+    #[cfg(test)]
+    pub(crate) fn words<'a>(&self, text: &'a str) -> Vec<&'a str> {
+        match &self.splitter {
+            Splitter::Blanks { every, joins, .. } => joins.words(text, *every).collect(),
+            Splitter::Pattern(_) | Splitter::Regex(_) => Vec::new(),
+        }
     }
 
     /// True if words are those of GPT-2's pattern, and no added token has a space.
@@ -281,14 +406,14 @@ impl Encoder<'_> {
                 }
                 parts(done, text.len())
             }
-            Splitter::Blanks { prefix, every } => {
+            Splitter::Blanks { prefix, every, joins, .. } => {
                 let is_prefixed = match prefix {
                     Prefix::Never => false,
                     Prefix::Always => true,
                     Prefix::Missing => !text.starts_with([' ', BLANK]),
                     Prefix::MissingAtStart => start == 0 && !text.starts_with([' ', BLANK]),
                 };
-                blank_words(text, *every).flat_map(bounded_word).try_for_each(|word| {
+                joins.words(text, *every).flat_map(bounded_word).try_for_each(|word| {
                     at += word.len();
                     let from = at - word.len();
                     self.word(word, from, Some(is_prefixed && from == start))
@@ -323,7 +448,14 @@ impl Encoder<'_> {
             return Ok(());
         }
         self.word.clear();
-        merge(self.model, word, prefixed, &mut self.word)?;
+        let merges = match &self.fast.splitter {
+            Splitter::Blanks { merges, .. } if is_cached => merges.as_ref(),
+            _ => None,
+        };
+        if merges.and_then(|merges| merges.merge(self.model, word, &mut self.word)).is_none() {
+            self.word.clear();
+            merge(self.model, word, prefixed, &mut self.word)?;
+        }
         for token in &self.word {
             (self.on_token)(i64::from(token.id), start + token.start as usize..start + token.end as usize);
         }
@@ -370,23 +502,6 @@ fn merge(model: &BPE, word: &str, prefixed: Option<bool>, out: &mut Vec<WordToke
     Ok(())
 }
 
-/// Pieces of a text that begin with their blanks; each blank begins one if `every` is true.
-fn blank_words(text: &str, every: bool) -> impl Iterator<Item = &str> {
-    let mut rest = text;
-    std::iter::from_fn(move || {
-        let is_blank = |c: char| matches!(c, ' ' | BLANK);
-        let first = rest.chars().next()?;
-        let blanks = match every {
-            true => first.len_utf8(),
-            false => rest.len() - rest.trim_start_matches(is_blank).len(),
-        };
-        let length = rest[blanks..].find(is_blank).map_or(rest.len(), |at| blanks + at);
-        let (word, behind) = rest.split_at(length);
-        rest = behind;
-        Some(word)
-    })
-}
-
 /// Pieces of a text that begin with a blank behind a character that is no space: there a word of
 /// [`CL100K`] begins, and a blank composes with no character.
 fn composed_alone(text: &str) -> impl Iterator<Item = &str> {
@@ -423,18 +538,31 @@ fn is_nfc_normalizer(normalizer: &Value) -> bool {
 
 /// The splitter of a tokenizer, whose normalizer is Null if it leaves text as it is.
 fn splitter_of(tokenizer: &Inner, model: &BPE, normalizer: &Value) -> Option<Splitter> {
-    let no_affixes = model.get_continuing_subword_prefix().is_none() && model.end_of_word_suffix.is_none();
+    let blanks = |prefix: Prefix, every: bool| {
+        let no_affixes = model.get_continuing_subword_prefix().is_none() && model.end_of_word_suffix.is_none();
+        let vocab = model.get_vocab();
+        let crosses = |token: &String| token.trim_start_matches(BLANK).contains(BLANK);
+        // Words are merged alone only if no token reaches into the next one, and if the model does
+        // not look for the whole text in its vocabulary.
+        let is_split = no_affixes
+            && vocab.contains_key(BLANK.encode_utf8(&mut [0; 4]) as &str)
+            && (every || !model.ignore_merges && !vocab.keys().any(crosses));
+        is_split.then(|| {
+            let merges = Merges::new(model).filter(|_| !model.ignore_merges);
+            Splitter::Blanks { prefix, every, joins: Joins::new(model, &vocab, every), merges }
+        })
+    };
     let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": BLANK.to_string() });
     let prepend = json!({ "type": "Prepend", "prepend": BLANK.to_string() });
     let sequence = |normalizers: &[&Value]| json!({ "type": "Sequence", "normalizers": normalizers });
     let replaces = *normalizer == replace || *normalizer == sequence(&[&replace]);
     let prepends = *normalizer == sequence(&[&prepend, &replace]);
     let of_normalizer = if prepends { Prefix::Always } else { Prefix::Never };
-    let splitter = match tokenizer.get_pre_tokenizer() {
+    match tokenizer.get_pre_tokenizer() {
         Some(PreTokenizerWrapper::ByteLevel(bytes))
             if normalizer.is_null() && bytes.use_regex && !bytes.add_prefix_space =>
         {
-            Splitter::Pattern(Pattern::Gpt2)
+            Some(Splitter::Pattern(Pattern::Gpt2))
         }
         Some(PreTokenizerWrapper::Sequence(steps)) if normalizer.is_null() => {
             let [PreTokenizerWrapper::Split(split), PreTokenizerWrapper::ByteLevel(bytes)] = steps.as_ref() else {
@@ -448,17 +576,17 @@ fn splitter_of(tokenizer: &Inner, model: &BPE, normalizer: &Value) -> Option<Spl
             {
                 return None;
             }
-            match CL100K.iter().find(|(known, _)| known == expression) {
+            Some(match CL100K.iter().find(|(known, _)| known == expression) {
                 Some((_, pattern)) => Splitter::Pattern(*pattern),
                 None => Splitter::Regex(Box::new(split.clone())),
-            }
+            })
         }
-        None if replaces || prepends => Splitter::Blanks { prefix: of_normalizer, every: false },
+        None if replaces || prepends => blanks(of_normalizer, false),
         // There are no blanks behind the normalizer, and nothing is split.
         Some(PreTokenizerWrapper::Split(split))
             if (replaces || prepends) && split.pattern == SplitPattern::String(" ".to_owned()) && !split.invert =>
         {
-            Splitter::Blanks { prefix: of_normalizer, every: false }
+            blanks(of_normalizer, false)
         }
         Some(PreTokenizerWrapper::Metaspace(metaspace)) if metaspace.get_replacement() == BLANK => {
             let prefix = match metaspace.get_prepend_scheme() {
@@ -472,23 +600,10 @@ fn splitter_of(tokenizer: &Inner, model: &BPE, normalizer: &Value) -> Option<Spl
             if every && prefix == Prefix::Always {
                 return None;
             }
-            Splitter::Blanks { prefix, every }
+            blanks(prefix, every)
         }
-        _ => return None,
-    };
-    if let Splitter::Blanks { every, .. } = splitter {
-        let vocab = model.get_vocab();
-        let crosses = |token: &String| token.trim_start_matches(BLANK).contains(BLANK);
-        // Words are merged alone only if no token reaches into the next one, and if the model does
-        // not look for the whole text in its vocabulary.
-        if !no_affixes
-            || !vocab.contains_key(BLANK.encode_utf8(&mut [0; 4]) as &str)
-            || !every && (model.ignore_merges || vocab.keys().any(crosses))
-        {
-            return None;
-        }
+        _ => None,
     }
-    Some(splitter)
 }
 
 /// True if the model has tokens for any word: without, the library's offsets are shifted.
@@ -496,12 +611,17 @@ fn is_complete(model: &BPE, splitter: &Splitter) -> bool {
     match splitter {
         Splitter::Blanks { .. } => {
             model.get_unk_token().as_ref().is_some_and(|token| model.token_to_id(token).is_some())
-                || model.byte_fallback && (0..=255u8).all(|byte| model.token_to_id(&format!("<{byte:#04X}>")).is_some())
+                || falls_back_to_bytes(model)
         }
         Splitter::Pattern(_) | Splitter::Regex(_) => {
             (0..=255).all(|byte| model.token_to_id(&byte_level::bytes_to_chars(&[byte])).is_some())
         }
     }
+}
+
+/// True if the model has a token for each byte of a character that it does not know.
+fn falls_back_to_bytes(model: &BPE) -> bool {
+    model.byte_fallback && (0..=255u8).all(|byte| model.token_to_id(&format!("<{byte:#04X}>")).is_some())
 }
 
 /// True if a post-processor does not trim offsets.

@@ -276,6 +276,82 @@ proptest! {
     }
 }
 
+/// A tokenizer of characters with merges of its own tokens, two by two; if `is_odd` is true, of
+/// bytes and of unknown characters too, and without tokens for all bytes.
+fn merging_tokenizer(pairs: &[(usize, usize)], kind: usize, is_odd: bool) -> HuggingFaceTokenizer {
+    let mut tokens: Vec<String> =
+        ["\u{2581}", "a", "b", ".", "\u{201c}", "\u{e9}"].iter().map(|&token| token.to_owned()).collect();
+    if is_odd {
+        tokens.extend(["<unk>", "<0xE4>", "<0xBD>", "<0xA0>", "<0x0A>"].map(str::to_owned));
+    }
+    let mut merges = Vec::new();
+    for (left, right) in pairs {
+        let pair = [left, right].map(|at| tokens[at % tokens.len()].clone());
+        let merged = pair.concat();
+        // With such tokens a text is no list of words.
+        let crosses = merged.trim_start_matches('\u{2581}').contains('\u{2581}');
+        if !tokens.contains(&merged) && !crosses && merged.len() < 24 {
+            tokens.push(merged);
+            merges.push(json!(pair));
+        }
+    }
+    let named = if is_odd { 0 } else { 256 };
+    tokens.extend(["<unk>".to_owned()].into_iter().chain((0..named).map(|byte: u32| format!("<{byte:#04X}>"))));
+    let mut vocab: Vec<String> = Vec::new();
+    tokens.into_iter().for_each(|token| {
+        if !vocab.contains(&token) {
+            vocab.push(token)
+        }
+    });
+    let vocab: Value = vocab.into_iter().enumerate().map(|(id, token)| (token, json!(id))).collect();
+    let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "\u{2581}" });
+    let prepend = json!({ "type": "Prepend", "prepend": "\u{2581}" });
+    let metaspace = json!({ "type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": true });
+    let (normalizer, pre_tokenizer) = match kind {
+        0 => (replace, Value::Null),
+        1 => (json!({ "type": "Sequence", "normalizers": [prepend, replace] }), Value::Null),
+        _ => (Value::Null, metaspace),
+    };
+    let tokenizer = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": normalizer, "pre_tokenizer": pre_tokenizer, "post_processor": null, "decoder": null,
+        "model": { "type": "BPE", "unk_token": "<unk>", "fuse_unk": kind != 1, "byte_fallback": true, "vocab": vocab, "merges": merges },
+    });
+    HuggingFaceTokenizer::from_parts(tokenizer.to_string().parse().expect("a tokenizer"), Vec::new())
+        .expect("a tokenizer")
+}
+
+proptest! {
+    #[test]
+    fn words_between_which_no_token_reaches_are_merged_as_in_the_whole_text(
+        pairs in proptest::collection::vec((0..40usize, 0..40usize), 0..30),
+        kind in 0..3usize,
+        is_odd in any::<bool>(),
+        texts in proptest::collection::vec("[ab.\u{e9}\u{201c}\u{2581}\u{4f60}\n 1]{0,40}", 8),
+    ) {
+        let tokenizer = merging_tokenizer(&pairs, kind, is_odd);
+        prop_assert!(tokenizer.is_fast()[0]);
+        for text in texts {
+            let expected = tokenizer.offsets_reference(&text).expect("encodable");
+            let mut found = Vec::new();
+            tokenizer.encode_with_offsets(&text, &mut |id, bytes| found.push((id, bytes))).expect("encodable");
+            prop_assert_eq!(&found, &expected, "{:?}", text);
+            let ids: Vec<i64> = expected.iter().map(|(id, _)| *id).collect();
+            prop_assert_eq!(tokenizer.encode(&text).expect("encodable"), ids, "{:?}", text);
+        }
+    }
+}
+
+#[test]
+fn words_end_where_no_token_goes_on() {
+    // Tokens: ab, a blank before a, and "." behind itself.
+    let tokenizer = merging_tokenizer(&[(1, 2), (0, 1), (3, 3)], 0, false);
+    let fast = super::fast::FastBpe::for_tokenizer(&tokenizer.json().parse().expect("a tokenizer")).expect("fast");
+    assert_eq!(
+        fast.words("ab.ab..b ab\u{2581}ab  b"),
+        ["ab", ".", "ab", "..", "b", " ab", "\u{2581}ab", " ", " ", "b"]
+    );
+}
+
 /// Every character before and after others, by the pattern and by its regular expression.
 #[test]
 fn patterns_are_those_of_the_regular_expressions() {
