@@ -37,7 +37,8 @@ pub(super) fn encode_weighted(
     conversation: &Conversation,
     weights: &[f32],
     tokenizer: &dyn Tokenizer,
-) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
+    on_token: &mut dyn FnMut(i64, f32),
+) -> Result<(), ChatError> {
     let is_assistant = |at: usize| conversation.messages[at]["role"] == "assistant";
     let weight = |at: usize| weights.get(at).copied().unwrap_or(0.0);
     let RenderedChat { text, spans, is_marked } =
@@ -58,12 +59,8 @@ pub(super) fn encode_weighted(
         let message = spans[span].message.or_else(|| said.get(span).or(said.last()).copied())?;
         Some(weight(message))
     };
-    let (mut ids, mut of_ids) = (Vec::new(), Vec::new());
-    tokenizer.encode_with_offsets(&text, &mut |id, token| {
-        ids.push(id);
-        of_ids.push(weight_of(&token).unwrap_or(0.0));
-    })?;
-    Ok((ids, of_ids))
+    tokenizer.encode_with_offsets(&text, &mut |id, token| on_token(id, weight_of(&token).unwrap_or(0.0)))?;
+    Ok(())
 }
 
 /// Bytes that the assistant generates.

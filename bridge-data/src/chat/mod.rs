@@ -293,8 +293,9 @@ impl ChatTemplate {
         Ok(tokenizer.encode(&self.render(conversation, Ending::Complete)?)?)
     }
 
-    /// The token ids of a complete conversation, and the weight of each in the loss: the
-    /// assistant's tokens have the weight of their message in `weights`, all other tokens 0.
+    /// Calls `on_token` with the token ids of a complete conversation in order, each with its weight
+    /// in the loss: the assistant's tokens have the weight of their message in `weights`, all other
+    /// tokens 0.
     ///
     /// # Errors
     /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if the assistant's tokens cannot be
@@ -304,8 +305,9 @@ impl ChatTemplate {
         conversation: &Conversation,
         weights: &[f32],
         tokenizer: &dyn Tokenizer,
-    ) -> Result<(Vec<i64>, Vec<f32>), ChatError> {
-        mask::encode_weighted(self, conversation, weights, tokenizer)
+        on_token: &mut dyn FnMut(i64, f32),
+    ) -> Result<(), ChatError> {
+        mask::encode_weighted(self, conversation, weights, tokenizer, on_token)
     }
 
     /// The text after a message of the assistant that ends a conversation: how a model says that

@@ -339,35 +339,42 @@ impl ExampleBuilder {
         let ends_with_answer = conversation.messages.last().is_some_and(|message| message["role"] == "assistant")
             && weights.last().is_some_and(|weight| *weight > 0.0);
         let is_unended = ends_with_answer && !template.ends_turns();
-        let (ids, counted) = match self.options.answer_only_loss {
-            true => {
-                let encoded = template.encode_weighted(&conversation, &weights, self.tokenizer.as_ref());
-                encoded.map_err(|error| error.to_string())?
-            }
-            false => {
-                let encoded =
-                    template.ids(&conversation, self.tokenizer.as_ref()).map_err(|error| error.to_string())?;
-                let weights = vec![1.0; encoded.len()];
-                (encoded, weights)
-            }
+        let (tokenizer, ExampleOptions { seq_length, truncation_method, .. }) = (&*self.tokenizer, &self.options);
+        let (mut ids, mut counted) = (Vec::new(), Vec::new());
+        let encoded = match self.options.answer_only_loss {
+            true => template.encode_weighted(&conversation, &weights, tokenizer, &mut |id, weight| {
+                // Tokens that `cut` takes off are dropped early, except one, which tells that it does.
+                if *truncation_method == TruncationMethod::Right && ids.len() > *seq_length {
+                    return;
+                }
+                if ids.len() > seq_length.saturating_mul(2) {
+                    self.shorten_to_sequence(&mut ids);
+                    self.shorten_to_sequence(&mut counted);
+                }
+                ids.push(id);
+                counted.push(weight);
+            }),
+            false => template.ids(&conversation, tokenizer).map(|all| ids = all),
         };
-        Ok(Example { is_blank, loses_calls, is_unended, ..self.cut(ids, counted) })
+        encoded.map_err(|error| error.to_string())?;
+        let mut example = self.cut(ids, counted);
+        example.weights.resize(example.ids.len(), 1.0);
+        Ok(Example { is_blank, loses_calls, is_unended, ..example })
     }
 
     /// Truncates ids and weights to the length of a sequence.
     fn cut(&self, mut ids: Vec<i64>, mut weights: Vec<f32>) -> Example {
-        let excess = ids.len().saturating_sub(self.options.seq_length);
+        let is_truncated = ids.len() > self.options.seq_length;
+        self.shorten_to_sequence(&mut ids);
+        self.shorten_to_sequence(&mut weights);
+        Example { ids, weights, is_truncated, is_blank: false, loses_calls: false, is_unended: false }
+    }
+
+    fn shorten_to_sequence<T>(&self, of_tokens: &mut Vec<T>) {
         match self.options.truncation_method {
-            TruncationMethod::Right => {
-                ids.truncate(ids.len() - excess);
-                weights.truncate(weights.len() - excess);
-            }
-            TruncationMethod::Left => {
-                ids.drain(..excess);
-                weights.drain(..excess);
-            }
+            TruncationMethod::Right => of_tokens.truncate(self.options.seq_length),
+            TruncationMethod::Left => drop(of_tokens.drain(..of_tokens.len().saturating_sub(self.options.seq_length))),
         }
-        Example { ids, weights, is_truncated: excess > 0, is_blank: false, loses_calls: false, is_unended: false }
     }
 
     fn encode(&self, text: &str) -> Result<Vec<i64>, String> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::example::ExampleBuilder;
 use super::tests::{params, tokenizer};
-use super::{ExampleOptions, RecordKind};
+use super::{ExampleOptions, RecordKind, TruncationMethod};
 use crate::chat::ChatTemplate;
 use crate::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 
@@ -387,4 +387,34 @@ fn lists_are_read_as_lines_are() {
     .unwrap();
     let error = super::tests::built(params(folder.path()), 2).err().unwrap().to_string();
     assert!(error.contains("training.json: line 2: expected text"), "{error}");
+}
+
+#[test]
+fn of_long_conversations_one_end_is_kept_in_little_memory() {
+    let said = |length: usize| json!([{ "role": "user", "content": "q" }, { "role": "assistant", "content": "abcdefg".repeat(length) }]);
+    for length in [1, 2, 3, 4, 50] {
+        let record = json!({ "messages": said(length) });
+        let read = |seq_length: usize, method: TruncationMethod, answer_only: bool| {
+            let builder = builder(RecordKind::Chat, TEMPLATE, |options| {
+                (options.seq_length, options.truncation_method, options.answer_only_loss) =
+                    (seq_length, method, answer_only);
+            });
+            builder.read(&record).unwrap().examples.remove(0)
+        };
+        for answer_only in [true, false] {
+            let whole = read(4096, TruncationMethod::Right, answer_only);
+            assert!(!whole.is_truncated);
+            for seq_length in [1, 2, 11, whole.ids.len() - 1, whole.ids.len()] {
+                let excess = whole.ids.len() - seq_length;
+                for (method, kept) in
+                    [(TruncationMethod::Right, 0..seq_length), (TruncationMethod::Left, excess..whole.ids.len())]
+                {
+                    let cut = read(seq_length, method, answer_only);
+                    assert_eq!((&cut.ids[..], &cut.weights[..]), (&whole.ids[kept.clone()], &whole.weights[kept]));
+                    assert_eq!(cut.is_truncated, excess > 0);
+                    assert!(!answer_only || cut.ids.capacity() <= 4 * seq_length + 8, "{}", cut.ids.capacity());
+                }
+            }
+        }
+    }
 }
