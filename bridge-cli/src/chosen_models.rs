@@ -157,9 +157,13 @@ fn open_with(name: &Path, adapter: &Path, device: &Device) -> Result<LoadedModel
     Ok(companions_of_peft(&path, &model)?.of_model(chunk, model.config().clone(), None))
 }
 
-/// A base that an adapter does not go with.
+/// Error about a base in another format than the adapter requires.
 fn needs(base: &Path, expected: &str, adapter: &Path, format: &str) -> Failure {
-    Failure::input(format!("{}: expected {expected}, as {} is an adapter {format}", base.display(), adapter.display()))
+    Failure::input(format!(
+        "{}: expected {expected}, because the adapter {} is {format}",
+        base.display(),
+        adapter.display()
+    ))
 }
 
 /// Opens a checkpoint, which must be one of an adapter; `name` is how the user calls it.

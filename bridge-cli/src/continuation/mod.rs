@@ -1,5 +1,4 @@
-//! Continuing texts with a model, several at once, piece by piece. The commands provide the
-//! prompts.
+//! Batched generation with streamed output: continues prompts that the commands provide.
 
 mod growing;
 

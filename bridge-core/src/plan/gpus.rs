@@ -152,7 +152,7 @@ const fn cdna3(name: &'static str) -> Gpu {
     }
 }
 
-/// A card without links of its own: PCIe 4.
+/// Consumer GPU without NVLink: ranks communicate over PCIe 4.
 const fn desktop(name: &'static str, memory_mib: u64) -> Gpu {
     Gpu {
         name,

@@ -45,7 +45,7 @@ pub enum CommErrorKind {
     Mismatch {
         /// The rank, within the group, that differs from the majority.
         peer: usize,
-        /// Operation of the majority (for a message: of the receiver).
+        /// Operation that most ranks called; for point-to-point messages, the receiver's.
         expected: String,
         /// Operation of `peer`.
         found: String,

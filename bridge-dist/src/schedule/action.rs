@@ -9,30 +9,30 @@ use std::fmt;
 pub enum Action {
     /// Run a chunk's layers on a micro-batch.
     Forward {
-        /// Micro-batch, `0..M`.
+        /// Index of the micro-batch in the pass, `0..M`.
         microbatch: usize,
-        /// Chunk, `0..C`.
+        /// Index of the model chunk on this rank, `0..C`.
         chunk: usize,
     },
     /// Run a chunk's whole backward on a micro-batch: gradients of the input and of the weights.
     Backward {
-        /// Micro-batch.
+        /// Index of the micro-batch in the pass.
         microbatch: usize,
-        /// Chunk.
+        /// Index of the model chunk on this rank.
         chunk: usize,
     },
     /// The input part of backward, which the previous stage waits for: the gradient of the input.
     BackwardInput {
-        /// Micro-batch.
+        /// Index of the micro-batch in the pass.
         microbatch: usize,
-        /// Chunk.
+        /// Index of the model chunk on this rank.
         chunk: usize,
     },
     /// The weight part of backward, which can be deferred: the gradients of the weights.
     BackwardWeight {
-        /// Micro-batch.
+        /// Index of the micro-batch in the pass.
         microbatch: usize,
-        /// Chunk.
+        /// Index of the model chunk on this rank.
         chunk: usize,
     },
     /// Start sending a chunk's output to the rank of the next virtual stage.
@@ -48,9 +48,9 @@ pub enum Action {
 /// A transfer, from the view of one of its two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message {
-    /// Micro-batch.
+    /// Index of the micro-batch in the pass.
     pub microbatch: usize,
-    /// The chunk of the rank whose action this is.
+    /// Index of the model chunk on the acting rank.
     pub chunk: usize,
     /// The other rank of the pipeline.
     pub peer: usize,

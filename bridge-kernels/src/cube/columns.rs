@@ -6,7 +6,7 @@ use burn::tensor::DType;
 
 use super::Buffer;
 
-/// Side of the tile that a cube sums: vectors of columns, and rows at a time.
+/// Tile side of one cube: `SIDE` column vectors by `SIDE` row lanes.
 const SIDE: usize = 16;
 
 /// Rows that one unit adds up before sums of cubes are.

@@ -33,14 +33,14 @@ impl Counters {
         Moved { tensors: of(tensors), bytes: of(bytes), staying: of(staying), returned: of(returned) }
     }
 
-    /// A tensor is to be moved.
-    pub fn leaves(&self, bytes: u64) {
+    /// A tensor is submitted for moving.
+    pub fn submitted(&self, bytes: u64) {
         self.tensors.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// A submitted tensor is not moved after all.
-    pub fn left_not(&self, bytes: u64) {
+    pub fn was_not_moved(&self, bytes: u64) {
         self.tensors.fetch_sub(1, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }

@@ -14,7 +14,7 @@ use super::device::{Host, bytes_of};
 pub(super) struct Entry {
     state: Mutex<TransferState>,
     bytes: u64,
-    group: Arc<Group>,
+    scope: Arc<OffloadScope>,
     counters: Arc<Counters>,
 }
 
@@ -33,23 +33,23 @@ enum TransferState {
 }
 
 impl Entry {
-    pub fn new(tensor: DispatchTensor, group: Arc<Group>, counters: Arc<Counters>) -> Arc<Self> {
+    pub fn new(tensor: DispatchTensor, scope: Arc<OffloadScope>, counters: Arc<Counters>) -> Arc<Self> {
         let bytes = bytes_of(&tensor);
-        counters.leaves(bytes);
+        counters.submitted(bytes);
         let state = Mutex::new(TransferState::Downloading(tensor));
-        let entry = Arc::new(Self { state, bytes, group: Arc::clone(&group), counters });
-        group.entries.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&entry));
+        let entry = Arc::new(Self { state, bytes, scope: Arc::clone(&scope), counters });
+        scope.entries.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&entry));
         entry
     }
 
-    pub fn group(&self) -> &Group {
-        &self.group
+    pub fn scope(&self) -> &OffloadScope {
+        &self.scope
     }
 
     /// The scope, for tests of its lifetime.
     #[cfg(test)]
-    pub fn group_of(&self) -> Arc<Group> {
-        Arc::clone(&self.group)
+    pub fn shared_scope(&self) -> Arc<OffloadScope> {
+        Arc::clone(&self.scope)
     }
 
     fn state(&self) -> MutexGuard<'_, TransferState> {
@@ -88,13 +88,14 @@ impl Entry {
         matches!(*self.state(), TransferState::OnHost(_))
     }
 
-    /// The tensor on the device, in the shape in which it was first kept.
+    /// Returns the tensor on the device, uploading it if it is on the host, in the shape in which it
+    /// was first saved.
     ///
     /// # Panics
-    /// If it could not be read.
-    pub fn bring_back(&self) -> DispatchTensor {
+    /// If the download or an upload failed.
+    pub fn upload(&self) -> DispatchTensor {
         let mut state = self.state();
-        // A download in progress comes too late then.
+        // The result of a download that is still in progress is dropped.
         let tensor = match std::mem::replace(&mut *state, TransferState::UploadFailed) {
             TransferState::Downloading(tensor) | TransferState::OnDevice(tensor) => tensor,
             TransferState::OnHost(host) => {
@@ -102,7 +103,7 @@ impl Entry {
                 host.upload()
             }
             TransferState::DownloadFailed(message) => panic!("an activation could not be moved to the host: {message}"),
-            TransferState::UploadFailed => panic!("an activation could not be brought back from the host"),
+            TransferState::UploadFailed => panic!("an activation could not be uploaded from the host"),
         };
         *state = TransferState::OnDevice(tensor.clone());
         tensor
@@ -114,7 +115,7 @@ impl Drop for Entry {
     /// moved.
     fn drop(&mut self) {
         if matches!(self.state.get_mut().unwrap_or_else(PoisonError::into_inner), TransferState::Downloading(_)) {
-            self.counters.left_not(self.bytes);
+            self.counters.was_not_moved(self.bytes);
         }
     }
 }
@@ -124,32 +125,33 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("the thread that read it panicked").to_owned()
 }
 
-/// The tensors of a scope.
+/// Activations offloaded in one scope (a segment's forward), uploaded together when backward
+/// reaches it.
 #[derive(Default)]
-pub(super) struct Group {
+pub(super) struct OffloadScope {
     entries: Mutex<Vec<Weak<Entry>>>,
-    /// The scope before it.
-    before: Weak<Self>,
+    /// The scope opened before this one, whose backward comes next.
+    previous: Weak<Self>,
     has_asked: AtomicBool,
 }
 
-impl Group {
-    /// Entries of a scope that follows another one.
-    pub fn behind(before: Weak<Self>) -> Self {
-        Self { before, ..Self::default() }
+impl OffloadScope {
+    /// An empty scope, opened after `previous`.
+    pub fn after(previous: Weak<Self>) -> Self {
+        Self { previous, ..Self::default() }
     }
 
     /// The previous scope, if it exists, on the first call only.
-    pub fn before_once(&self) -> Option<Arc<Self>> {
-        if self.has_asked.swap(true, Ordering::Relaxed) { None } else { self.before.upgrade() }
+    pub fn previous_once(&self) -> Option<Arc<Self>> {
+        if self.has_asked.swap(true, Ordering::Relaxed) { None } else { self.previous.upgrade() }
     }
 
-    /// Brings back the tensors that are on the host.
-    pub fn bring_back(&self) {
+    /// Uploads the tensors that are on the host.
+    pub fn upload(&self) {
         let entries = std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
         // Backward goes from the last to the first.
         for entry in entries.iter().rev().filter_map(Weak::upgrade).filter(|entry| entry.is_on_host()) {
-            entry.bring_back();
+            entry.upload();
         }
     }
 }

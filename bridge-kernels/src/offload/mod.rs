@@ -35,7 +35,7 @@ use burn::tensor::{Shape, Tensor};
 use self::counters::Counters;
 pub use self::counters::Moved;
 use self::device::{Identity, bytes_of, elements_of, is_accelerator, read, reshaped, shape_of, side_by_side};
-use self::entry::{Entry, Group};
+use self::entry::{Entry, OffloadScope};
 use self::readers::Readers;
 
 /// A module of a model whose activations can be selected for offload, by Megatron's names.
@@ -114,7 +114,7 @@ struct Inner {
     /// Started when there is something to read.
     readers: OnceLock<Readers>,
     /// The scope that was opened last.
-    last: Mutex<Weak<Group>>,
+    last: Mutex<Weak<OffloadScope>>,
 }
 
 impl fmt::Debug for Offloader {
@@ -139,10 +139,10 @@ impl Offloader {
     /// Scopes do not nest: an inner one takes the place of the outer one while it is open.
     pub fn scope<T>(&self, work: impl FnOnce() -> T) -> T {
         let mut last = self.0.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = Arc::new(Group::behind(std::mem::take(&mut last)));
-        *last = Arc::downgrade(&group);
+        let opened = Arc::new(OffloadScope::after(std::mem::take(&mut last)));
+        *last = Arc::downgrade(&opened);
         drop(last);
-        let scope = Scope { offloader: self.clone(), group, part: Part::default(), held: Vec::new() };
+        let scope = Scope { offloader: self.clone(), opened, part: Part::default(), held: Vec::new() };
         let _restore = RestoreScope(OPEN.with(|open| open.replace(Some(scope))));
         work()
     }
@@ -152,7 +152,7 @@ impl Offloader {
         self.0.counters.moved()
     }
 
-    /// Waits until all that was queued has been read, or brought back ahead.
+    /// Waits until all that was queued has been downloaded or uploaded.
     pub fn settle(&self) {
         if let Some(readers) = self.0.readers.get() {
             readers.settle();
@@ -171,7 +171,7 @@ thread_local! {
 /// The scope that is open on a thread.
 struct Scope {
     offloader: Offloader,
-    group: Arc<Group>,
+    opened: Arc<OffloadScope>,
     part: Part,
     held: Vec<Held>,
 }
@@ -272,7 +272,7 @@ impl Scope {
             return None;
         }
         let moved = if moves { side_by_side(tensor) } else { None };
-        let entry = moved.map(|tensor| Entry::new(tensor, Arc::clone(&self.group), Arc::clone(&inner.counters)));
+        let entry = moved.map(|tensor| Entry::new(tensor, Arc::clone(&self.opened), Arc::clone(&inner.counters)));
         match &entry {
             Some(entry) => {
                 let entry = Arc::downgrade(entry);
@@ -343,10 +343,10 @@ impl Kept {
         match self.place {
             KeptTensor::OnDevice(tensor) => tensor,
             KeptTensor::Offloaded(entry, offloader) => {
-                if let Some(before) = entry.group().before_once() {
-                    offloader.readers().try_run(move || before.bring_back());
+                if let Some(previous) = entry.scope().previous_once() {
+                    offloader.readers().try_run(move || previous.upload());
                 }
-                reshaped(entry.bring_back(), self.shape)
+                reshaped(entry.upload(), self.shape)
             }
         }
     }

@@ -181,9 +181,9 @@ fn memory_is_released_when_it_is_read_and_when_its_pullback_is_dropped() {
     offloader.settle();
     assert_eq!(owners(&memory), 1, "the test's own");
     let KeptTensor::Offloaded(entry, _) = &kept.place else { panic!("it is moved") };
-    let (entry, group) = (Arc::downgrade(entry), Arc::downgrade(&entry.group_of()));
+    let (entry, scope) = (Arc::downgrade(entry), Arc::downgrade(&entry.shared_scope()));
     drop(kept);
-    assert!(entry.upgrade().is_none() && group.upgrade().is_none());
+    assert!(entry.upgrade().is_none() && scope.upgrade().is_none());
 
     // Before it is read, and inside a graph whose backward never comes.
     let x = random("x", [5, 7], FloatDType::F32).require_grad();
@@ -201,14 +201,14 @@ fn what_cannot_be_read_is_told_where_it_is_needed() {
     let counters = Arc::new(Counters::default());
     let entry = Entry::new(x.into_dispatch(), Arc::default(), Arc::clone(&counters));
     Entry::read(&Arc::downgrade(&entry), |_| panic!("the cable is out"));
-    let message = catch_unwind(AssertUnwindSafe(|| entry.bring_back())).unwrap_err();
+    let message = catch_unwind(AssertUnwindSafe(|| entry.upload())).unwrap_err();
     let message = message.downcast_ref::<String>().unwrap();
     assert!(message.contains("could not be moved to the host: the cable is out"), "{message}");
 
     let x = random("x", [5, 7], FloatDType::F32).without_autodiff();
     let entry = Entry::new(x.into_dispatch(), Arc::default(), counters);
     Entry::read(&Arc::downgrade(&entry), |_| Err("no memory".into()));
-    assert!(catch_unwind(AssertUnwindSafe(|| entry.bring_back())).is_err());
+    assert!(catch_unwind(AssertUnwindSafe(|| entry.upload())).is_err());
 }
 
 /// The tensors of a scope are uploaded as soon as a tensor of the next scope is needed, and only

@@ -275,7 +275,7 @@ config_table! {
         freeze_router: bool = false => setting!(freeze_moe_router);
         /// Weights are the softmax over all experts, not over the chosen ones.
         pre_softmax: bool = false => setting!(moe_router_pre_softmax);
-        /// Factor on the weights.
+        /// Scaling factor of the top-k routing weights; `None` is 1.
         topk_scaling_factor: Option<f64> = None => setting!(moe_router_topk_scaling_factor);
         /// In what the router computes.
         #[serde(default)]

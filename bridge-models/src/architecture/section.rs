@@ -314,9 +314,9 @@ pub(crate) mod codecs {
         }
     }
 
-    /// A setting that the type of positions needs.
+    /// A setting that the type of position embedding requires.
     fn needed<T: Clone>(setting: &Option<T>, key: &str, of: PositionEmbeddingType) -> Result<T, ModelBuildError> {
-        let message = || format!("no such setting, which position_embedding_type = \"{of}\" needs");
+        let message = || format!("required by position_embedding_type = \"{of}\"; it is not set");
         setting.clone().ok_or_else(|| invalid(key, message()))
     }
 

@@ -103,7 +103,7 @@ fn family(fields: &Fields) -> Result<&'static Family, HfError> {
     };
     let quoted = |names: &[&str]| names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
     let Some(model_type) = fields.string("model_type")? else {
-        let found = if names.is_empty() { "no such setting".to_owned() } else { quoted(&names) };
+        let found = if names.is_empty() { "no value".to_owned() } else { quoted(&names) };
         let key = if names.is_empty() { "model_type" } else { "architectures" };
         return of_names.ok_or_else(|| fields.error(key, &found, &known()));
     };
@@ -145,7 +145,7 @@ fn quantization(fields: &Fields) -> Result<Quantization, HfError> {
             Ok(Quantization::Fp8 { block })
         }
         other => {
-            let found = other.map_or("no such setting".to_owned(), |name| format!("\"{name}\""));
+            let found = other.map_or("no value".to_owned(), |name| format!("\"{name}\""));
             Err(table.error("quant_method", &found, "fp8 or mxfp4: other quantized weights cannot be read"))
         }
     }

@@ -99,16 +99,16 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// A number that must be there.
+    /// A required number.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
-        self.number(key)?.ok_or_else(|| self.error(key, "no such setting", "a number"))
+        self.number(key)?.ok_or_else(|| self.error(key, "no value", "a number"))
     }
 
-    /// A list of numbers that must be there.
+    /// A required list of numbers.
     pub fn numbers(&self, key: &str) -> Result<Vec<f64>, HfError> {
         let expected = "a list of numbers";
         let numbers = self.typed(key, expected, |value| value.as_array()?.iter().map(Value::as_f64).collect())?;
-        numbers.ok_or_else(|| self.error(key, "no such setting", expected))
+        numbers.ok_or_else(|| self.error(key, "no value", expected))
     }
 
     /// Refuses any value of `key` but `expected` (and absence).

@@ -93,7 +93,7 @@ impl Setting {
                 *field(config) = match (fields.size(key)?, absent) {
                     (Some(size), _) => size,
                     (None, Some(absent)) => absent(fields, config)?,
-                    (None, None) => return Err(fields.error(key, "no such setting", "an integer of at least 1")),
+                    (None, None) => return Err(fields.error(key, "no value", "an integer of at least 1")),
                 }
             }
             Self::KeyValueHeads(absent) => {

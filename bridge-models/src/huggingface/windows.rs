@@ -83,7 +83,7 @@ pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, V
 /// The size in families with a switch `use_sliding_window`.
 pub(crate) fn switched_size(fields: &Fields) -> Result<Option<usize>, HfError> {
     match (fields.bool("use_sliding_window")?, fields.size("sliding_window")?) {
-        (Some(true), None) => Err(fields.error("sliding_window", "no such setting", "an integer of at least 1")),
+        (Some(true), None) => Err(fields.error("sliding_window", "no value", "an integer of at least 1")),
         (Some(true), size) => Ok(size),
         (Some(false) | None, _) => Ok(None),
     }

@@ -206,7 +206,7 @@ fn least_iterations(recipe: &Recipe) -> usize {
     }
 }
 
-/// Rows of the embedding, for the plan.
+/// Vocabulary size for the plan; 1 if the pretrained `[model]` has the size.
 fn vocabulary(recipe: &Recipe) -> usize {
     match (&recipe.beginning, recipe.largest_id) {
         (_, Some(id)) => usize::try_from(id).unwrap_or(0) + 1,

@@ -118,7 +118,7 @@ impl Lineage {
     /// Compares the inputs of a run with those of the checkpoint's run.
     ///
     /// # Errors
-    /// A tokenizer that gives text other ids; token files that cannot be read.
+    /// If the tokenizer maps text to other ids than the checkpoint's; if token files cannot be read.
     pub fn check_data(
         &self,
         config: &RunConfig,

@@ -40,7 +40,7 @@ pub enum SubsystemError {
         /// Ranks whose parameters differ from those of most ranks, with hosts, devices and the
         /// difference.
         found: String,
-        /// Last time at which the replicas were equal.
+        /// Clause of the message that says at which iteration the replicas were last equal.
         since: String,
     },
     /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that

@@ -255,7 +255,7 @@ impl Reader<'_> {
 
     /// The error about the value of a key.
     fn error(&self, key: &str, expected: &str) -> AdapterError {
-        let found = self.table.get(key).map_or("no such setting".to_owned(), Value::to_string);
+        let found = self.table.get(key).map_or("no value".to_owned(), Value::to_string);
         AdapterError::Setting { path: self.path.to_owned(), key: key.into(), expected: expected.into(), found }
     }
 

@@ -40,7 +40,7 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let tokens: Vec<usize> = order[..kept].iter().map(|place| place / k).collect();
     let place_of = inverse(&order);
     let y_mc = if group.size() == 1 {
-        let rows = ExpertRows::new(&tokens, counts, n, experts.fewest_rows());
+        let rows = ExpertRows::new(&tokens, counts, n, experts.min_rows_per_expert());
         let results = experts.forward(rows.gather(x_nc), rows.counts());
         results_of_choices(results, &place_of, kept, |index| rows.place(index))
     } else {
@@ -78,7 +78,7 @@ fn exchange(rows: Tensor<2>, counts: &[usize], group: &Group, experts: &Experts)
     let keys: Vec<usize> =
         receiving.iter().enumerate().flat_map(|(place, count)| std::iter::repeat_n(place % each, *count)).collect();
     let (order, expert_counts) = sorted_by_key(&keys, each);
-    let rows = ExpertRows::new(&order, &expert_counts, keys.len(), experts.fewest_rows());
+    let rows = ExpertRows::new(&order, &expert_counts, keys.len(), experts.min_rows_per_expert());
     let results = experts.forward(rows.gather(received), rows.counts());
     let places: Vec<usize> = inverse(&order).into_iter().map(|index| rows.place(index)).collect();
     all_to_all_uneven(gather_rows(results, &places), &row_counts.reversed(), group)
@@ -118,8 +118,8 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let counts = &counts[own];
     let choices = &order[start..start + counts.iter().sum::<usize>()];
     let tokens: Vec<usize> = choices.iter().map(|choice| choice / k).collect();
-    let token_rows = ExpertRows::new(&tokens, counts, all, experts.fewest_rows());
-    let weight_rows = ExpertRows::new(choices, counts, all * k, experts.fewest_rows());
+    let token_rows = ExpertRows::new(&tokens, counts, all, experts.min_rows_per_expert());
+    let weight_rows = ExpertRows::new(choices, counts, all * k, experts.min_rows_per_expert());
     // A padding row of an idle expert has weight zero, so the token that it is added to does not
     // matter.
     let mut targets = vec![0_i64; token_rows.counts().iter().sum()];

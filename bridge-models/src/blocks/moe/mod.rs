@@ -236,13 +236,14 @@ impl Experts {
         Self { local_experts, is_grouped, recomputes_activation: config.recomputed.moe_act }
     }
 
-    /// The fewest rows that an expert may have: products of their own need something to multiply.
-    fn fewest_rows(&self) -> usize {
+    /// Minimum rows passed to each expert: 1 if each expert is a separate matrix product, which
+    /// cannot be empty; 0 for grouped GEMM.
+    fn min_rows_per_expert(&self) -> usize {
         usize::from(!self.is_grouped)
     }
 
-    /// `[m, c]`, rows of the first expert first and `counts` of each, [`Self::fewest_rows`] at
-    /// least, -> the same.
+    /// `[m, c]`, rows of the first expert first and `counts` of each, at least
+    /// [`Self::min_rows_per_expert`], -> the same.
     fn forward(&self, rows_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
         assert_eq!(counts.len(), self.local_experts.len(), "one count for each expert of the rank");
         if self.is_grouped {

@@ -159,10 +159,10 @@ fn what_is_not_supported_is_named() {
     let cases = [
         (json!({ "hidden_act": "gelu_10" }), "hidden_act", "gelu_10"),
         (json!({ "model_type": "qwen9" }), "model_type", "qwen9"),
-        (json!({ "model_type": null, "architectures": null }), "model_type", "no such setting"),
+        (json!({ "model_type": null, "architectures": null }), "model_type", "no value"),
         (json!({ "rope_parameters": { "rope_type": "dynamic", "factor": 2 } }), "rope_parameters.rope_type", "dynamic"),
-        (json!({ "rope_parameters": { "rope_type": "longrope" } }), "rope_parameters.short_factor", "no such setting"),
-        (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor", "no such setting"),
+        (json!({ "rope_parameters": { "rope_type": "longrope" } }), "rope_parameters.short_factor", "no value"),
+        (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor", "no value"),
         (
             json!({ "rope_parameters": { "rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5 } }),
             "rope_parameters.partial_rotary_factor",
@@ -175,11 +175,11 @@ fn what_is_not_supported_is_named() {
         ),
         (json!({ "num_key_value_heads": 3 }), "num_key_value_heads", "3"),
         (json!({ "hidden_size": -64 }), "hidden_size", "-64"),
-        (json!({ "hidden_size": null }), "hidden_size", "no such setting"),
+        (json!({ "hidden_size": null }), "hidden_size", "no value"),
         (json!({ "num_hidden_layers": "two" }), "num_hidden_layers", "two"),
         (json!({ "head_dim": 15 }), "head_dim", "15"),
         (json!({ "attention_bias": 1 }), "attention_bias", "1"),
-        (json!({ "quantization_config": {} }), "quantization_config.quant_method", "no such setting"),
+        (json!({ "quantization_config": {} }), "quantization_config.quant_method", "no value"),
     ];
     for (change, expected, part) in cases {
         match parse(&llama_with(change)) {

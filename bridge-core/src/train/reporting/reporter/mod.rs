@@ -150,7 +150,7 @@ impl Reporter {
         Arc::clone(&self.progress)
     }
 
-    /// Prints a line.
+    /// Sends a line at info level to all sinks of this rank.
     pub(in crate::train) fn note(&self, text: &str) {
         self.lock().line(LogLevel::Info, text);
     }
