@@ -5,15 +5,16 @@
 //!   setup            devices, logs, tokenizer and data, model, optimizer, schedules, checkpoint
 //!   train            while step < train_iters:
 //!     train_step       micro-batches -> forward/backward (executor) -> optimizer -> scheduler
-//!     log              console, metrics.jsonl, TensorBoard
+//!     measure          subsystems add figures
+//!     report           console, metrics.jsonl, TensorBoard
+//!     after_step       subsystems judge the step
 //!     evaluate         every validation.eval_interval steps
-//!     subsystems       measure, after_step
 //!     checkpoint_and_decide_exit
 //!   evaluate         validation and test, at the end
 //! ```
 //!
 //! The loop knows models as chunks of segments, data as micro-batches, and checkpoints as
-//! snapshots; nothing in it names a model family or a backend.
+//! snapshots. It names no model family, and only `ranks::device` selects devices.
 
 mod data;
 mod engine;

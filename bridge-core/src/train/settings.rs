@@ -4,7 +4,7 @@
 use burn::tensor::FloatDType;
 
 use crate::config::{self, RunConfig};
-use crate::optim::{GroupSettings, OptimizerSettings, ReduceDType, StandardOverrides, rules};
+use crate::optim::{AccumulationDType, GroupSettings, OptimizerSettings, ReduceDType, StandardOverrides, rules};
 use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, RankLocation, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -31,6 +31,11 @@ pub(in crate::train) fn grad_reduce_in_fp32(config: &RunConfig) -> bool {
 pub(in crate::train) fn reduce_dtype(config: &RunConfig) -> ReduceDType {
     let is_bfloat16 = params_dtype(config) == FloatDType::BF16;
     if is_bfloat16 && !grad_reduce_in_fp32(config) { ReduceDType::BFloat16 } else { ReduceDType::Float32 }
+}
+
+pub(in crate::train) fn accumulation_dtype(config: &RunConfig) -> AccumulationDType {
+    let is_float32 = params_dtype(config) == FloatDType::F32;
+    if is_float32 || grad_reduce_in_fp32(config) { AccumulationDType::Float32 } else { AccumulationDType::AsComputed }
 }
 
 pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSettings {

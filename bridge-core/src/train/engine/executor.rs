@@ -106,7 +106,7 @@ pub struct SavedForBackward {
 /// One region after its forward pass.
 #[derive(Debug)]
 struct SavedRegion {
-    /// Index of the segment.
+    /// Index of the region.
     index: usize,
     /// The region's input, each tensor a leaf of its graph.
     input: Boundary,
@@ -227,9 +227,9 @@ impl Executor {
         Ok((SavedForBackward { regions }, SegmentOutput::Boundary(input.map(Tensor::without_autodiff))))
     }
 
-    /// The backward pass of a micro-batch, with the chunk and context of its forward pass. The
-    /// second of the pair has the gradients of the chunk's output from the stage that comes after;
-    /// none where the chunk ends with the loss.
+    /// The backward pass of a micro-batch, with the chunk and context of its forward pass.
+    /// `output_gradients` are the gradients of the chunk's output from the next stage; empty if the
+    /// chunk ends with the loss.
     ///
     /// Returns the gradients of the chunk's input, without a graph: a tensor that nothing read has
     /// one of zeros.

@@ -16,8 +16,7 @@ use crate::model::{
     Workload,
 };
 use crate::optim::{
-    AccumulationDType, Distribution, GradientBuffer, GradientReducer, OffloadedElements, Optimizer, OverrideProvider,
-    Sharding,
+    Distribution, GradientBuffer, GradientReducer, OffloadedElements, Optimizer, OverrideProvider, Sharding,
 };
 use crate::plan;
 use crate::resilience::rerun::{RankLocation, RerunStateMachine};
@@ -290,7 +289,7 @@ fn build_training(
         inspector: observers.inspector,
         stream_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
-        gradients: GradientBuffer::new(accumulation(config)),
+        gradients: GradientBuffer::new(settings::accumulation_dtype(config)),
         reducer: GradientReducer::new(distribution, settings::reduce_dtype(config), plain)
             .with_timers(timers)
             .with_local_norms(config.ddp.check_for_nan_in_grad),
@@ -477,15 +476,6 @@ fn may_defer_initialization(config: &RunConfig, model: &dyn ModelConfig) -> bool
     let has_hooks = !model.pre_wrap_hooks().is_empty() || !model.post_wrap_hooks().is_empty();
     let has_base = config.peft.is_some() && settings::params_dtype(config) == FloatDType::F32;
     (has_base || plan::settings::distribution(config).sharding == Sharding::Full) && !has_hooks
-}
-
-fn accumulation(config: &RunConfig) -> AccumulationDType {
-    let is_float32 = settings::params_dtype(config) == FloatDType::F32;
-    if is_float32 || settings::grad_reduce_in_fp32(config) {
-        AccumulationDType::Float32
-    } else {
-        AccumulationDType::AsComputed
-    }
 }
 
 /// The tokenizer's files, as they are saved with each checkpoint. They include companion files of

@@ -48,7 +48,8 @@ impl StepData {
         self.total
     }
 
-    /// Position at which a pass over `left` micro-batches of a window pauses.
+    /// Number of micro-batches after which a pass over the `left` ones of a window pauses: at least
+    /// `wanted`.
     pub fn pause(&self, wanted: usize, left: usize) -> usize {
         self.windows.pause(wanted, left)
     }

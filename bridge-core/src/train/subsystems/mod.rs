@@ -77,7 +77,6 @@ impl Subsystems {
     ) -> Result<Self, SubsystemError> {
         let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
         let compares = agreement::any(groups.world(), compares)?;
-        // Time of slow ranks is counted between calls of this subsystem, so it comes first.
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
         if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
             subsystems.push(Box::new(recorder));
@@ -91,6 +90,7 @@ impl Subsystems {
         if let Some(history) = memory_history::MemoryHistory::new(config, groups.world().rank()) {
             subsystems.push(Box::new(history));
         }
+        // It measures the time between its calls, so it comes before subsystems that take time.
         if let Some(stragglers) = stragglers::Stragglers::new(config, placement.clone()) {
             subsystems.push(Box::new(stragglers));
         }
