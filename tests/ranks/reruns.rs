@@ -221,7 +221,7 @@ impl Subsystem for OtherRate {
     }
 
     fn agreement(&self) -> bridge_core::train::Agreement {
-        bridge_core::train::Agreement::Given
+        bridge_core::train::Agreement::Symmetric
     }
 
     fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {

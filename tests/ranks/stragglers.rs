@@ -61,7 +61,7 @@ impl Subsystem for SlowBetween {
     }
 
     fn agreement(&self) -> Agreement {
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn before_step(&mut self, _run: &mut RunContext) -> Result<(), SubsystemError> {

@@ -117,7 +117,7 @@ impl Subsystem for Watch {
     }
 
     fn agreement(&self) -> Agreement {
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {

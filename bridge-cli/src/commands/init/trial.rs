@@ -108,7 +108,7 @@ impl Subsystem for Seconds {
     }
 
     fn agreement(&self) -> Agreement {
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {

@@ -9,7 +9,7 @@ use bridge_kernels::{Fp8Format, OperandMaxima};
 use crate::config::{AmaxAlgo, Fp8Format as FormatName, Fp8Recipe, RunConfig};
 use crate::model::{CAST_HISTORY, CAST_SCALES, DelayedScalingLayer, ReplicaGroup};
 use crate::train::reporting::report::StepReport;
-use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
 /// The place of gradients among the operands: input, weight, gradient.
@@ -119,10 +119,6 @@ fn share(layers: &mut [Layer], replicas: ReplicaGroup, groups: [&Group; 2]) -> R
 impl Subsystem for CastScales {
     fn name(&self) -> &str {
         "scales of 8-bit operands"
-    }
-
-    fn agreement(&self) -> Agreement {
-        Agreement::Given
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {

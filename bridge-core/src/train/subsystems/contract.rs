@@ -27,9 +27,9 @@ pub trait Subsystem: Send {
     /// Name for messages.
     fn name(&self) -> &str;
 
-    /// Comparison of the methods' results across ranks.
+    /// Exchange of the methods' results across ranks. Only asked of a program's own subsystems.
     fn agreement(&self) -> Agreement {
-        Agreement::Compared
+        Agreement::Exchanged
     }
 
     /// All is set up (and a checkpoint loaded, if there was one); the first step comes next.
@@ -129,12 +129,12 @@ pub trait Subsystem: Send {
 /// Agreement of a subsystem's results across ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Agreement {
-    /// Results may differ, or ranks have other subsystems: ranks compare after each call, which
-    /// costs an exchange of a few bytes, and follow each other's requests.
-    Compared,
+    /// Results may differ, or ranks have other subsystems: ranks exchange results after each call,
+    /// a few bytes, and follow each other's requests.
+    Exchanged,
     /// All ranks have the subsystem, and its results are equal on all of them: nothing is
     /// exchanged.
-    Given,
+    Symmetric,
 }
 
 /// Request of a subsystem after a step. Ranks agree on it: if one rank requests something, all

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::model::ParameterRole;
 use crate::train::reporting::report::StepReport;
-use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
 /// Steps in a row that must be so.
@@ -48,10 +48,6 @@ impl DivergenceWatch {
 impl Subsystem for DivergenceWatch {
     fn name(&self) -> &str {
         "divergence"
-    }
-
-    fn agreement(&self) -> Agreement {
-        Agreement::Given
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::config::RunConfig;
 use crate::model::{ModelChunk, ParameterRole};
 use crate::train::reporting::report::StepReport;
-use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
+use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 use bridge_dist::comm::ReduceOp;
 
@@ -85,10 +85,6 @@ fn move_biases(biases: &mut [f64], tokens_per_expert: &[u64], rate: f32) {
 impl Subsystem for ExpertBiases {
     fn name(&self) -> &str {
         "biases of experts"
-    }
-
-    fn agreement(&self) -> Agreement {
-        Agreement::Given
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {

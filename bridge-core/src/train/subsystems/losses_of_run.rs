@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::train::engine::forward_step::Ratio;
 use crate::train::reporting::report::{EvaluationReport, StepReport};
-use crate::train::subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsystem, saved};
+use crate::train::subsystems::contract::{Loaded, LoopRequest, RunContext, Subsystem, saved};
 use crate::train::subsystems::error::SubsystemError;
 
 /// Key of the state in `train_state.json`: for `train` and `valid` the last `loss`, and its
@@ -38,10 +38,6 @@ impl LossesOfRun {
 impl Subsystem for LossesOfRun {
     fn name(&self) -> &str {
         "losses"
-    }
-
-    fn agreement(&self) -> Agreement {
-        Agreement::Given
     }
 
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {

@@ -60,8 +60,9 @@ pub(in crate::train) struct Subsystems {
     pub losses: LossWatch,
     /// All others, in the order in which they are called.
     subsystems: Vec<Box<dyn Subsystem>>,
-    /// True if the results of some rank's subsystem are compared.
-    compares: bool,
+    /// True if some rank has a subsystem of the program whose results are exchanged
+    /// ([`Agreement::Exchanged`]).
+    exchanges_requests: bool,
 }
 
 impl Subsystems {
@@ -75,8 +76,8 @@ impl Subsystems {
         rank_env: &RankEnv,
         own: Vec<Box<dyn Subsystem>>,
     ) -> Result<Self, SubsystemError> {
-        let compares = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Compared);
-        let compares = agreement::any(groups.world(), compares)?;
+        let exchanges = own.iter().any(|subsystem| subsystem.agreement() == Agreement::Exchanged);
+        let exchanges_requests = agreement::any(groups.world(), exchanges)?;
         let mut subsystems: Vec<Box<dyn Subsystem>> = Vec::new();
         if let Some(recorder) = flight_recorder::FlightRecorder::new(config, groups, &placement.node) {
             subsystems.push(Box::new(recorder));
@@ -134,7 +135,7 @@ impl Subsystems {
         subsystems.push(Box::new(best::KeepBest::default()));
         subsystems.push(Box::new(early_stopping::EarlyStopping::default()));
         subsystems.push(Box::new(synchronize::Synchronize));
-        Ok(Self { losses, subsystems, compares })
+        Ok(Self { losses, subsystems, exchanges_requests })
     }
 
     /// Calls `f` for each subsystem, until one fails on any rank.
@@ -145,7 +146,7 @@ impl Subsystems {
     ) -> Result<(), SubsystemError> {
         f(&mut self.losses, run)?;
         let called = self.subsystems.iter_mut().try_for_each(|subsystem| f(subsystem.as_mut(), run));
-        if self.compares { agreement::agree(run.groups, "calling its subsystems", called) } else { called }
+        if self.exchanges_requests { agreement::agree(run.groups, "calling its subsystems", called) } else { called }
     }
 
     pub fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
@@ -169,7 +170,7 @@ impl Subsystems {
     /// Combined request of all ranks, with its lines printed.
     fn agreed(&self, run: &RunContext, mut request: LoopRequest) -> Result<LoopRequest, SubsystemError> {
         let world = run.groups.world();
-        if self.compares && world.size() > 1 && agreement::any(world, request != LoopRequest::default())? {
+        if self.exchanges_requests && world.size() > 1 && agreement::any(world, request != LoopRequest::default())? {
             let requests = agreement::gather(world, &request)?;
             request = LoopRequest::default();
             // Equal lines of several ranks are printed once.
@@ -204,7 +205,7 @@ impl Subsystems {
     /// Reason to end training before its last iteration, if a subsystem of any rank has one.
     pub fn stop_reason(&self, groups: &ProcessGroups, state: &GlobalState) -> Result<Option<String>, SubsystemError> {
         let mine = self.subsystems.iter().find_map(|subsystem| subsystem.stop_reason(state));
-        if !self.compares || groups.world().size() == 1 || !agreement::any(groups.world(), mine.is_some())? {
+        if !self.exchanges_requests || groups.world().size() == 1 || !agreement::any(groups.world(), mine.is_some())? {
             return Ok(mine);
         }
         Ok(agreement::gather(groups.world(), &mine)?.into_iter().flatten().next())

@@ -95,7 +95,7 @@ impl Subsystem for Watch {
     }
 
     fn agreement(&self) -> Agreement {
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {

@@ -225,7 +225,7 @@ impl Subsystem for LearningRateSweep {
 
     fn agreement(&self) -> Agreement {
         // Losses are the same on all ranks, and all have the sweep.
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn before_step(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {

@@ -195,7 +195,7 @@ impl Subsystem for Steps {
 
     /// No comparison: communication between subsystems would be counted.
     fn agreement(&self) -> Agreement {
-        Agreement::Given
+        Agreement::Symmetric
     }
 
     fn after_step(&mut self, _run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
