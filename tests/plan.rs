@@ -99,10 +99,10 @@ fn states_in_host_memory_are_told_apart() {
     assert!(text(&layouts).lines().any(|line| line.starts_with("host memory")));
 }
 
-/// Attention on matrix units has no score matrix. For an unnamed GPU the plan does not know which
+/// Attention on tensor cores has no score matrix. For an unnamed GPU the plan does not know which
 /// kernel runs.
 #[test]
-fn matrix_units_of_a_named_gpu_need_no_scores() {
+fn tensor_cores_of_a_named_gpu_need_no_scores() {
     let long = ["recipes/tiny.toml", "mixed_precision=bf16_mixed", "model.kv_channels=16", "model.seq_length=256"];
     let scores = |device: &[&str]| {
         let plan: Value = serde_json::from_str(&text(&[&long[..], &["--json"], device].concat())).unwrap();

@@ -30,8 +30,8 @@ pub struct Workload {
     pub documents: bool,
     /// True if the kernels of the CPU run.
     pub on_cpu: bool,
-    /// True if a GPU is known to have matrix units that attention in 16 bits runs on.
-    pub matrix_units: bool,
+    /// True if a GPU is known to have tensor cores that attention in 16 bits runs on.
+    pub has_tensor_cores: bool,
     /// Rows of embedding and output tables, padding included.
     pub padded_vocab_size: usize,
     /// 8-bit computation of the linear layers, of the layer whose cost is computed
@@ -52,7 +52,7 @@ impl Workload {
             collective_bytes: 4,
             documents: false,
             on_cpu: true,
-            matrix_units: false,
+            has_tensor_cores: false,
             padded_vocab_size,
             eight_bits: None,
         }

@@ -25,12 +25,12 @@ pub struct Rates {
     /// Ranks of a node; consecutive ones share it.
     pub ranks_per_node: usize,
     /// Memory bandwidth of a device, in gigabytes per second; infinite leaves that time out.
-    pub memory_gigabytes: f64,
+    pub memory_bandwidth_gb_per_s: f64,
     /// Startup latency of an operation between ranks, in seconds.
     pub message_seconds: f64,
-    /// Rate of a device to host memory, and from it at the same time, in gigabytes per second;
+    /// Bandwidth of a device to host memory, and from it at the same time, in gigabytes per second;
     /// infinite leaves that time out.
-    pub host_gigabytes: f64,
+    pub host_bandwidth_gb_per_s: f64,
 }
 
 /// Number of times that the activations that backward keeps are read or written: forward writes
@@ -120,7 +120,7 @@ pub(super) fn estimate(
 
 fn of_stage(setup: &Setup<'_>, rates: &Rates, links: &Links, stage: &StagePlan) -> StageSeconds {
     let microbatches = setup.shape.num_microbatches as f64;
-    let memory = rates.memory_gigabytes * 1e9;
+    let memory = rates.memory_bandwidth_gb_per_s * 1e9;
     let products = stage.flops / (rates.device_tflops * rates.device_efficiency * 1e12);
     let kept: u64 = setup.stages[stage.stage].iter().map(|chunk| all_activations(setup, chunk)).sum();
     let compute = products + kept as f64 * microbatches * ACTIVATION_PASSES / memory;
@@ -161,7 +161,7 @@ fn of_stage(setup: &Setup<'_>, rates: &Rates, links: &Links, stage: &StagePlan) 
 fn transfer_seconds(setup: &Setup<'_>, rates: &Rates, stage: usize) -> f64 {
     let moved = offloaded(setup, stage).elements as f64;
     let bytes = setup.bytes;
-    let seconds = |bytes: u64| moved * bytes as f64 / (rates.host_gigabytes * 1e9);
+    let seconds = |bytes: u64| moved * bytes as f64 / (rates.host_bandwidth_gb_per_s * 1e9);
     let (down, up) = (seconds(bytes.gradient + bytes.update_reads), seconds(bytes.parameter));
     match setup.optimizer_offload.map(|offload| offload.transfers) {
         Some(TransferTiming::Prefetched) => down.max(up),

@@ -25,17 +25,17 @@ pub struct Gpu {
     pub tflops_16: f64,
     /// Peak in float32, in TFLOP/s.
     pub tflops_32: f64,
-    /// Rate of its memory, in GB/s.
-    pub memory_gigabytes: f64,
+    /// Memory bandwidth, in GB/s.
+    pub memory_bandwidth_gb_per_s: f64,
     /// Rate to other GPUs of the node, in gigabits per second.
     pub intra_link_gbps: f64,
     /// Rate to another node, in gigabits per second.
     pub link_gbps: f64,
-    /// Rate to the host's memory and from it, in GB/s.
-    pub host_gigabytes: f64,
-    /// True if attention in 16 bits runs on matrix units, which needs no score matrix: NVIDIA GPUs
-    /// from compute capability 8.0.
-    pub matrix_units: bool,
+    /// Bandwidth to host memory, and from it, in GB/s.
+    pub host_bandwidth_gb_per_s: f64,
+    /// True if attention in 16 bits runs on tensor cores, which needs no score matrix: NVIDIA GPUs
+    /// from compute capability 8.0. The matrix cores of AMD GPUs do not count.
+    pub has_tensor_cores: bool,
 }
 
 /// GPUs of a node.
@@ -57,53 +57,53 @@ const USABLE: f64 = 0.94;
 
 /// Every GPU known by name.
 pub const GPUS: [Gpu; 12] = [
-    Gpu { memory_mib: 81_559, memory_gigabytes: 3_350.0, ..hopper("h100-80gb") },
-    Gpu { memory_mib: 143_771, memory_gigabytes: 4_800.0, ..hopper("h200") },
-    Gpu { memory_mib: 81_920, memory_gigabytes: 2_039.0, ..ampere("a100-80gb") },
-    Gpu { memory_mib: 40_960, memory_gigabytes: 1_555.0, ..ampere("a100-40gb") },
+    Gpu { memory_mib: 81_559, memory_bandwidth_gb_per_s: 3_350.0, ..hopper("h100-80gb") },
+    Gpu { memory_mib: 143_771, memory_bandwidth_gb_per_s: 4_800.0, ..hopper("h200") },
+    Gpu { memory_mib: 81_920, memory_bandwidth_gb_per_s: 2_039.0, ..ampere("a100-80gb") },
+    Gpu { memory_mib: 40_960, memory_bandwidth_gb_per_s: 1_555.0, ..ampere("a100-40gb") },
     Gpu {
         name: "b200",
         memory_mib: 183_359,
         tflops_16: 2_250.0,
         tflops_32: 75.0,
-        memory_gigabytes: 7_700.0,
+        memory_bandwidth_gb_per_s: 7_700.0,
         intra_link_gbps: 7_200.0,
         link_gbps: 400.0,
-        host_gigabytes: PCIE_5,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_5,
+        has_tensor_cores: true,
     },
-    Gpu { memory_mib: 196_592, memory_gigabytes: 5_300.0, ..cdna3("mi300x") },
-    Gpu { memory_mib: 262_128, memory_gigabytes: 6_000.0, ..cdna3("mi325x") },
+    Gpu { memory_mib: 196_592, memory_bandwidth_gb_per_s: 5_300.0, ..cdna3("mi300x") },
+    Gpu { memory_mib: 262_128, memory_bandwidth_gb_per_s: 6_000.0, ..cdna3("mi325x") },
     Gpu {
         name: "l40s",
         memory_mib: 46_068,
         tflops_16: 362.0,
         tflops_32: 91.6,
-        memory_gigabytes: 864.0,
+        memory_bandwidth_gb_per_s: 864.0,
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
-        host_gigabytes: PCIE_4,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_4,
+        has_tensor_cores: true,
     },
     Gpu {
         name: "l4",
         memory_mib: 23_034,
         tflops_16: 121.0,
         tflops_32: 30.3,
-        memory_gigabytes: 300.0,
+        memory_bandwidth_gb_per_s: 300.0,
         intra_link_gbps: 256.0,
         link_gbps: 100.0,
-        host_gigabytes: PCIE_4,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_4,
+        has_tensor_cores: true,
     },
-    Gpu { tflops_16: 165.2, tflops_32: 82.6, memory_gigabytes: 1_008.0, ..desktop("4090", 24_564) },
-    Gpu { tflops_16: 71.0, tflops_32: 35.6, memory_gigabytes: 936.0, ..desktop("3090", 24_576) },
+    Gpu { tflops_16: 165.2, tflops_32: 82.6, memory_bandwidth_gb_per_s: 1_008.0, ..desktop("4090", 24_564) },
+    Gpu { tflops_16: 71.0, tflops_32: 35.6, memory_bandwidth_gb_per_s: 936.0, ..desktop("3090", 24_576) },
     Gpu {
         tflops_16: 209.5,
         tflops_32: 104.8,
-        memory_gigabytes: 1_792.0,
+        memory_bandwidth_gb_per_s: 1_792.0,
         intra_link_gbps: 512.0,
-        host_gigabytes: PCIE_5,
+        host_bandwidth_gb_per_s: PCIE_5,
         ..desktop("5090", 32_607)
     },
 ];
@@ -115,11 +115,11 @@ const fn hopper(name: &'static str) -> Gpu {
         memory_mib: 0,
         tflops_16: 989.0,
         tflops_32: 67.0,
-        memory_gigabytes: 0.0,
+        memory_bandwidth_gb_per_s: 0.0,
         intra_link_gbps: 3_600.0,
         link_gbps: 400.0,
-        host_gigabytes: PCIE_5,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_5,
+        has_tensor_cores: true,
     }
 }
 
@@ -130,11 +130,11 @@ const fn ampere(name: &'static str) -> Gpu {
         memory_mib: 0,
         tflops_16: 312.0,
         tflops_32: 19.5,
-        memory_gigabytes: 0.0,
+        memory_bandwidth_gb_per_s: 0.0,
         intra_link_gbps: 2_400.0,
         link_gbps: 200.0,
-        host_gigabytes: PCIE_4,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_4,
+        has_tensor_cores: true,
     }
 }
 
@@ -144,11 +144,11 @@ const fn cdna3(name: &'static str) -> Gpu {
         memory_mib: 0,
         tflops_16: 1_307.4,
         tflops_32: 163.4,
-        memory_gigabytes: 0.0,
+        memory_bandwidth_gb_per_s: 0.0,
         intra_link_gbps: 3_584.0,
         link_gbps: 400.0,
-        host_gigabytes: PCIE_5,
-        matrix_units: false,
+        host_bandwidth_gb_per_s: PCIE_5,
+        has_tensor_cores: false,
     }
 }
 
@@ -159,11 +159,11 @@ const fn desktop(name: &'static str, memory_mib: u64) -> Gpu {
         memory_mib,
         tflops_16: 0.0,
         tflops_32: 0.0,
-        memory_gigabytes: 0.0,
+        memory_bandwidth_gb_per_s: 0.0,
         intra_link_gbps: 256.0,
         link_gbps: 12.5,
-        host_gigabytes: PCIE_4,
-        matrix_units: true,
+        host_bandwidth_gb_per_s: PCIE_4,
+        has_tensor_cores: true,
     }
 }
 
@@ -181,9 +181,9 @@ impl Gpu {
             link_gbps: self.link_gbps * LINK_EFFICIENCY,
             intra_link_gbps: self.intra_link_gbps * LINK_EFFICIENCY,
             ranks_per_node: RANKS_PER_NODE,
-            memory_gigabytes: self.memory_gigabytes,
+            memory_bandwidth_gb_per_s: self.memory_bandwidth_gb_per_s,
             message_seconds: MESSAGE_SECONDS,
-            host_gigabytes: self.host_gigabytes * LINK_EFFICIENCY,
+            host_bandwidth_gb_per_s: self.host_bandwidth_gb_per_s * LINK_EFFICIENCY,
         }
     }
 
@@ -205,8 +205,8 @@ mod tests {
     #[test]
     fn every_gpu_is_complete_and_found_by_its_name() {
         for gpu in GPUS {
-            let links = [gpu.intra_link_gbps, gpu.link_gbps, gpu.host_gigabytes];
-            let numbers = [gpu.tflops_16, gpu.tflops_32, gpu.memory_gigabytes].into_iter().chain(links);
+            let links = [gpu.intra_link_gbps, gpu.link_gbps, gpu.host_bandwidth_gb_per_s];
+            let numbers = [gpu.tflops_16, gpu.tflops_32, gpu.memory_bandwidth_gb_per_s].into_iter().chain(links);
             assert!(numbers.into_iter().all(|number| number > 0.0) && gpu.memory_mib > 0, "{gpu:?}");
             assert_eq!(Gpu::named(gpu.name), Some(gpu));
             assert!(gpu.rates(2).device_tflops >= gpu.rates(4).device_tflops, "{gpu:?}");

@@ -68,9 +68,9 @@ pub struct PlanOptions {
     /// Rows of the embedding, where they are known already; `None` takes them from the
     /// configuration, which may not say.
     pub padded_vocab_size: Option<usize>,
-    /// True if the device is known to have matrix units that attention in 16 bits runs on.
+    /// True if the device is known to have tensor cores that attention in 16 bits runs on.
     /// Otherwise memory is counted for the form that needs most.
-    pub matrix_units: bool,
+    pub has_tensor_cores: bool,
 }
 
 /// Cost of a run.
@@ -120,7 +120,7 @@ impl Plan {
 /// If the sizes fit no mesh, pipeline or vocabulary, or the model has parts that the plan cannot
 /// count.
 pub fn plan(config: &RunConfig, models: &ModelRegistry, options: &PlanOptions) -> Result<Plan, PlanError> {
-    let setup = Setup::new(config, models, options.padded_vocab_size, options.matrix_units)?;
+    let setup = Setup::new(config, models, options.padded_vocab_size, options.has_tensor_cores)?;
     let pipeline = pipeline::plan(&setup)?;
     let peaks = pipeline::activation_peaks(&setup, |activations| activations)?;
     let on_host = |activations: segments::ChunkActivations| segments::ChunkActivations {

@@ -155,7 +155,7 @@ impl<'a> Setup<'a> {
         config: &'a RunConfig,
         models: &ModelRegistry,
         padded_vocab_size: Option<usize>,
-        matrix_units: bool,
+        has_tensor_cores: bool,
     ) -> Result<Self, PlanError> {
         let model = &config.model;
         let mesh = config.mesh()?;
@@ -165,7 +165,7 @@ impl<'a> Setup<'a> {
         let (builder, stacks) = (kind.builder(), kind.stacks());
         let bytes = element_bytes(config);
         let work = Workload {
-            matrix_units: matrix_units && !config.computes_on_cpu(),
+            has_tensor_cores: has_tensor_cores && !config.computes_on_cpu(),
             ..workload(config, &layout, &bytes, padded_vocab as usize)
         };
         let adapter = models.adapter(config.peft.as_ref(), model)?;
@@ -310,7 +310,7 @@ fn workload(config: &RunConfig, layout: &Layout, bytes: &ElementBytes, padded_vo
         collective_bytes: bytes.collective,
         documents: config.dataset.reset_attention_mask,
         on_cpu: config.computes_on_cpu(),
-        matrix_units: false,
+        has_tensor_cores: false,
         padded_vocab_size: padded_vocab,
         eight_bits: None,
     }

@@ -149,7 +149,13 @@ pub(crate) fn scores_bytes(
         false => {
             let shape = [work.micro_batch_size, heads, queries, keys];
             let [d, width] = sizes;
-            workspace_bytes_on_gpu(shape, [groups, d, width], window, work.activation_bytes as usize, work.matrix_units)
+            workspace_bytes_on_gpu(
+                shape,
+                [groups, d, width],
+                window,
+                work.activation_bytes as usize,
+                work.has_tensor_cores,
+            )
         }
     };
     bytes as u64

@@ -122,20 +122,20 @@ fn inputs_of_products_in_eight_bits_are_kept_as_codes() {
 }
 
 /// A GPU keeps two numbers of each query. In 16 bits and with 256 keys, scores exist, but not on
-/// matrix units, which take heads of a multiple of 16.
+/// tensor cores, which take heads of a multiple of 16.
 #[test]
 fn attention_on_a_gpu_keeps_statistics_and_may_have_scores() {
-    let of = |matrix_units: bool, overrides: &[&str]| {
+    let of = |has_tensor_cores: bool, overrides: &[&str]| {
         let config = config(TINY, 1, &[&["device=cuda", "model.seq_length=256"], overrides].concat());
-        let options = PlanOptions { matrix_units, ..PlanOptions::default() };
+        let options = PlanOptions { has_tensor_cores, ..PlanOptions::default() };
         plan(&config, &options).unwrap().stages[0].memory.attention
     };
     let (bf16, heads) = (["model.bf16=true"], ["model.bf16=true", "model.kv_channels=16"]);
     // Two sequences and 8 heads; 4 key/value heads.
     let scores = |head: u64| 2 * 2 * 8 * 256 * 256 * (4 + 2) + 2 * 4 * 256 * 2 * head * 4;
-    assert_eq!([false, true].map(|units| of(units, &bf16)), [scores(8); 2]);
-    assert_eq!([false, true].map(|units| of(units, &heads)), [scores(16), 0]);
-    assert_eq!([false, true].map(|units| of(units, &["model.kv_channels=16"])), [0; 2]);
+    assert_eq!([false, true].map(|has_cores| of(has_cores, &bf16)), [scores(8); 2]);
+    assert_eq!([false, true].map(|has_cores| of(has_cores, &heads)), [scores(16), 0]);
+    assert_eq!([false, true].map(|has_cores| of(has_cores, &["model.kv_channels=16"])), [0; 2]);
     let latent = ["model.multi_latent_attention=true", "model.num_query_groups=8", "model.kv_lora_rank=10"];
     for kind in [&[][..], &latent] {
         let kept = |more: &[&str]| {

@@ -81,9 +81,9 @@ fn llama_405b_is_the_published_one_and_planned_at_once() {
         link_gbps: 400.0,
         intra_link_gbps: 3600.0,
         ranks_per_node: 8,
-        memory_gigabytes: f64::INFINITY,
+        memory_bandwidth_gb_per_s: f64::INFINITY,
         message_seconds: 0.0,
-        host_gigabytes: f64::INFINITY,
+        host_bandwidth_gb_per_s: f64::INFINITY,
     };
     let plan = plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap();
     let took = started.elapsed();
@@ -160,9 +160,9 @@ fn replicas_cost_what_they_do_not_overlap() {
             link_gbps: 1.0,
             intra_link_gbps: 1.0,
             ranks_per_node: 1,
-            memory_gigabytes: f64::INFINITY,
+            memory_bandwidth_gb_per_s: f64::INFINITY,
             message_seconds: 0.0,
-            host_gigabytes: f64::INFINITY,
+            host_bandwidth_gb_per_s: f64::INFINITY,
         };
         let config = config(TINY, 4, &[&["train.global_batch_size=16"], more].concat());
         plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap().estimate.unwrap()
@@ -219,7 +219,11 @@ fn flops_are_megatrons() {
 #[test]
 fn states_in_host_memory_cost_transfers() {
     let estimate = |more: &[&str]| {
-        let rates = Rates { memory_gigabytes: 1.0, host_gigabytes: 0.25, ..Gpu::named("h200").unwrap().rates(2) };
+        let rates = Rates {
+            memory_bandwidth_gb_per_s: 1.0,
+            host_bandwidth_gb_per_s: 0.25,
+            ..Gpu::named("h200").unwrap().rates(2)
+        };
         let config = config(TINY, 1, &[&["device=cuda"], more].concat());
         let plan = plan(&config, &PlanOptions { rates: Some(rates), ..PlanOptions::default() }).unwrap();
         (plan.parameters.trained as f64, plan.stages[0].memory, plan.estimate.unwrap())

@@ -136,9 +136,9 @@ impl Arguments {
             link_gbps,
             intra_link_gbps: intra_link_gbps.unwrap_or(link_gbps),
             ranks_per_node: intra_node,
-            memory_gigabytes: f64::INFINITY,
+            memory_bandwidth_gb_per_s: f64::INFINITY,
             message_seconds: 0.0,
-            host_gigabytes: f64::INFINITY,
+            host_bandwidth_gb_per_s: f64::INFINITY,
         });
         let is_float32 = config.model.params_dtype == DType::Float32 || config.model.fp8.is_some();
         let bytes = if is_float32 { 4 } else { 2 };
@@ -169,7 +169,7 @@ impl Arguments {
         let size = layout.world_size().or(self.world_size).unwrap_or_else(|| fewest_ranks(&recipe));
         let config = recipe.finalize_for_plan(&World { size })?;
         let rates = self.rates(&config, room);
-        let options = PlanOptions { rates, matrix_units: has_matrix_units(room), ..PlanOptions::default() };
+        let options = PlanOptions { rates, has_tensor_cores: has_tensor_cores(room), ..PlanOptions::default() };
         let plan = plan(&config, &registry().models, &options).map_err(Failure::input)?;
         Ok(Planned { name: config.name.clone(), recipe, plan })
     }
@@ -177,7 +177,7 @@ impl Arguments {
     /// Changes with which a plan that does not fit would.
     fn remedies(&self, planned: &Planned, room: &Room) -> Vec<Remedy> {
         let models = registry().models;
-        let options = PlanOptions { matrix_units: has_matrix_units(Some(room)), ..PlanOptions::default() };
+        let options = PlanOptions { has_tensor_cores: has_tensor_cores(Some(room)), ..PlanOptions::default() };
         let try_out = |settings: &[String], ranks: Option<usize>| {
             let recipe = self.recipe(settings.iter().cloned()).ok().filter(|recipe| *recipe != planned.recipe)?;
             let size = ranks.unwrap_or_else(|| fewest_ranks(&recipe));
@@ -205,15 +205,16 @@ impl Arguments {
         let (Some(room), Some(rates)) = (room, self.rates(&config, room)) else {
             return Err(Failure::input("--search: give --gpu, or --gpu-memory with --device-tflops and --link-gbps"));
         };
-        let matrix_units = has_matrix_units(Some(room));
-        let options = SearchOptions { world_size, rates, memory_bytes: room.memory, matrix_units, count: self.count };
+        let has_tensor_cores = has_tensor_cores(Some(room));
+        let options =
+            SearchOptions { world_size, rates, memory_bytes: room.memory, has_tensor_cores, count: self.count };
         search::run(&recipe, &options, room, &named, self.json)
     }
 }
 
-/// True if the device is known to have matrix units that attention runs on.
-fn has_matrix_units(room: Option<&Room>) -> bool {
-    room.and_then(|room| room.gpu).is_some_and(|gpu| gpu.matrix_units)
+/// True if the device is known to have tensor cores that attention runs on.
+fn has_tensor_cores(room: Option<&Room>) -> bool {
+    room.and_then(|room| room.gpu).is_some_and(|gpu| gpu.has_tensor_cores)
 }
 
 /// A recipe with its plan.

@@ -43,8 +43,8 @@ pub struct SearchOptions {
     pub rates: Rates,
     /// Memory of a device.
     pub memory_bytes: u64,
-    /// As [`PlanOptions::matrix_units`].
-    pub matrix_units: bool,
+    /// As [`PlanOptions::has_tensor_cores`].
+    pub has_tensor_cores: bool,
     /// Number of layouts to find.
     pub count: usize,
 }
@@ -234,8 +234,8 @@ fn planned(
 ) -> Result<PlannedLayout, String> {
     let config = sizes.apply(recipe).finalize_for_plan(&World { size: options.world_size });
     let config = config.map_err(|errors| errors.to_string())?;
-    let SearchOptions { rates, matrix_units, .. } = *options;
-    let plan_options = PlanOptions { rates: Some(rates), matrix_units, ..PlanOptions::default() };
+    let SearchOptions { rates, has_tensor_cores, .. } = *options;
+    let plan_options = PlanOptions { rates: Some(rates), has_tensor_cores, ..PlanOptions::default() };
     let plan = plan(&config, models, &plan_options).map_err(|error| error.to_string())?;
     Ok(PlannedLayout { sizes, plan })
 }
