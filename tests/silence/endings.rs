@@ -21,7 +21,10 @@ fn a_run_that_learned_nothing_is_not_done() {
                     "train.train_iters=60",
                 ],
                 code: 1,
-                says: &["taught the model nothing", "last good checkpoint is new/iter_00000"],
+                says: &[
+                    "iterations were skipped: non-finite gradients or loss",
+                    "last good checkpoint is new/iter_00000",
+                ],
             },
             Case {
                 does: "keeps one checkpoint of such a run",

@@ -215,7 +215,7 @@ impl RerunStateMachine {
             RerunMode::Disabled => self.heed(&validation),
             RerunMode::ValidateResults => {
                 let call = self.next_call(validation.message);
-                let kind = self.judge(&validation, &call);
+                let kind = self.classify(&validation, &call);
                 let cause = if self.injector.has_hit(&call) { FaultCause::Injected } else { FaultCause::Found };
                 Ok(kind.map(|kind| Finding { kind, result: self.unexpected(&validation), cause }))
             }
@@ -244,9 +244,10 @@ impl RerunStateMachine {
         }
     }
 
-    fn judge(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
+    /// Finding about a result, if it was rejected before or is now.
+    fn classify(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
         if self.state == RerunState::InitialRun {
-            return self.judge_initial_run(validation, call);
+            return self.classify_initial_run(validation, call);
         }
         if !self.is_rerunning() {
             return None;
@@ -276,7 +277,7 @@ impl RerunStateMachine {
         Some(kind)
     }
 
-    fn judge_initial_run(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
+    fn classify_initial_run(&mut self, validation: &Validation<'_>, call: &Call) -> Option<FindingKind> {
         // The first iteration of a process is not judged: its results vary with warm-up.
         if !self.first_iteration_is_over || self.failure.is_some() {
             return None;

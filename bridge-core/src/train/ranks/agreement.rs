@@ -192,7 +192,7 @@ fn reduce(group: &Group, figures: &mut [f64], op: ReduceOp) -> Result<(), CommEr
 
 /// Adds up losses over the data and context parallel ranks and hands those of the last pipeline
 /// stage to all stages. All ranks have the same names.
-pub(in crate::train) fn share_losses(groups: &ProcessGroups, losses: &mut Losses) -> Result<(), CommError> {
+pub(in crate::train) fn all_reduce_losses(groups: &ProcessGroups, losses: &mut Losses) -> Result<(), CommError> {
     let mut figures: Vec<f64> = losses.values().flat_map(|ratio| [ratio.numerator, ratio.denominator]).collect();
     share_from_last_stage(groups, &mut figures)?;
     for (ratio, figures) in losses.values_mut().zip(figures.chunks_exact(2)) {

@@ -58,7 +58,7 @@ impl RouterSums {
 
     /// Sums the reports of the micro-batches of all ranks. The result is empty for a model without
     /// experts. All ranks call this together, including ranks without such layers.
-    pub(in crate::train) fn of_all_ranks(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
+    pub(in crate::train) fn all_reduce(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
         let Some(mut sums) = self.sums else {
             return Ok(Routers::default());
         };

@@ -74,7 +74,7 @@ pub(in crate::train) fn evaluate_at(
         }
     }
     drop(timer);
-    agreement::share_losses(&run.groups, &mut losses)?;
+    agreement::all_reduce_losses(&run.groups, &mut losses)?;
     let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
     if split == Split::Valid {
         run.state.train_state.consumed_valid_samples += num_samples;

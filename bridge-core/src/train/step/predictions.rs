@@ -30,7 +30,7 @@ impl PredictionSums {
     }
 
     /// The mean losses over all ranks, that of the first depth first. All ranks call this together.
-    pub(in crate::train) fn of_all_ranks(self, groups: &ProcessGroups) -> Result<Vec<Ratio>, CommError> {
+    pub(in crate::train) fn all_reduce(self, groups: &ProcessGroups) -> Result<Vec<Ratio>, CommError> {
         let mut figures: Vec<f64> = self.sums.iter().flat_map(|sum| [sum.numerator, sum.denominator]).collect();
         if !figures.is_empty() {
             agreement::share_from_last_stage(groups, &mut figures)?;
@@ -62,7 +62,7 @@ mod tests {
         ] {
             sums.add((name, layer), &values);
         }
-        let losses = sums.of_all_ranks(&ProcessGroups::single()).unwrap();
+        let losses = sums.all_reduce(&ProcessGroups::single()).unwrap();
         let [first, second] = [(8.0, 5.0), (9.0, 3.0)].map(|(numerator, denominator)| Ratio { numerator, denominator });
         assert_eq!(losses, [first, second]);
         assert_eq!(loss_name(1), "mtp_1 loss");

@@ -248,14 +248,14 @@ impl PassTotals {
         }
     }
 
-    /// Takes the losses of micro-batches.
-    fn take_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
+    /// Adds the losses of micro-batches.
+    fn add_losses(&mut self, loss_sums: Vec<f64>, forward_step: &mut dyn ForwardStep, batches: &[Batch]) {
         add_reported(&mut self.losses, forward_step, self.objective, &loss_sums, batches);
         self.loss_sums.extend(loss_sums);
     }
 
-    /// Adds the layers' reports on micro-batches.
-    fn take(&mut self, inputs: &[MicroBatchInput]) {
+    /// Adds the layers' metrics of micro-batches.
+    fn add_layer_metrics(&mut self, inputs: &[MicroBatchInput]) {
         let metrics = inputs.iter().filter_map(|input| input.metrics.as_ref());
         for (metric, values) in metrics.flat_map(|metrics| metrics.take()) {
             self.routers.add(metric, &values);
@@ -270,8 +270,8 @@ impl PassTotals {
         }
     }
 
-    /// Judges the losses, and sums them over all ranks.
-    fn finish(
+    /// Validates the losses of this rank, and sums losses and metrics over all ranks.
+    fn validate_and_reduce(
         mut self,
         run: &mut TrainingRun,
         local_grad_sq: f64,
@@ -284,17 +284,17 @@ impl PassTotals {
             num_tokens: self.own_tokens,
             gradients: run.training.reducer.take_local_norms(),
         };
-        run.subsystems.losses.judge(&run.groups, &run.outputs.reporter, &local)?;
+        run.subsystems.losses.validate(&run.groups, &run.outputs.reporter, &local)?;
         // The accuracy travels with the losses, so that it costs no message of its own.
         let is_counted = run.state.config.dataset.kind == FINETUNING && self.objective == LM_LOSS;
         if is_counted {
             self.losses.insert(TOKEN_ACCURACY.to_owned(), self.accuracy);
         }
-        agreement::share_losses(&run.groups, &mut self.losses)?;
+        agreement::all_reduce_losses(&run.groups, &mut self.losses)?;
         let accuracy = self.losses.remove(TOKEN_ACCURACY).filter(|ratio| is_counted && ratio.denominator > 0.0);
-        let routers = self.routers.of_all_ranks(&run.groups)?;
+        let routers = self.routers.all_reduce(&run.groups)?;
         self.losses.extend(routers.losses);
-        let predictions = self.predictions.of_all_ranks(&run.groups)?;
+        let predictions = self.predictions.all_reduce(&run.groups)?;
         // If all documents of a step are short, a depth may have no token.
         let counted = (1..).zip(&predictions).filter(|(_, loss)| loss.denominator > 0.0);
         self.losses.extend(counted.map(|(depth, loss)| (loss_name(depth), *loss)));
@@ -343,7 +343,7 @@ fn forward_backward(
         TimerLevel::MicroBatch,
         run.training.optimizer.parameters().take_wait_time(),
     );
-    totals.finish(run, local_grad_sq, reduction).map(ControlFlow::Continue)
+    totals.validate_and_reduce(run, local_grad_sq, reduction).map(ControlFlow::Continue)
 }
 
 /// Reads the losses that were not read and the sum of the squares of what this rank counts of the
@@ -354,7 +354,7 @@ fn read_results(run: &mut TrainingRun, totals: &mut PassTotals) -> f64 {
     let squares = training.optimizer.distribution().squares(&training.gradients);
     let (losses, batches) = totals.unread.take().unwrap_or_default();
     let (squares, loss_sums) = losses.read_with(|losses| squares.finish_with(losses));
-    totals.take_losses(loss_sums, training.forward_step.as_mut(), &batches);
+    totals.add_losses(loss_sums, training.forward_step.as_mut(), &batches);
     squares.into_iter().sum()
 }
 
@@ -373,18 +373,18 @@ fn window_pass(
     let batches: Vec<Batch> = micro_batches.iter().map(|m| run.training.prepare(&run.groups, m)).collect();
     let custom_losses = run.training.losses_of_training(&run.state, &run.groups, &batches)?;
     totals.objective = objective_of(&custom_losses);
-    // Tokens of each micro-batch over all ranks, by which gradients are divided in the end if
-    // tokens count alike; and of the ranks that share a sequence, by which its loss is divided if
-    // micro-batches do: whichever replica has it, as upstream.
+    // `num_tokens`: tokens per micro-batch over data and context ranks, the divisor of per-token
+    // loss. `sequence_tokens`: over context ranks, the divisor of a per-micro-batch mean, as
+    // Megatron does.
     let own_tokens: Vec<f64> = batches.iter().map(|batch| batch.num_tokens).collect();
-    let (mut num_tokens, mut tokens_here) = (own_tokens.clone(), own_tokens.clone());
+    let (mut num_tokens, mut sequence_tokens) = (own_tokens.clone(), own_tokens.clone());
     agreement::sum(run.groups.data_context(), &mut num_tokens)?;
-    agreement::sum(run.groups.context(), &mut tokens_here)?;
+    agreement::sum(run.groups.context(), &mut sequence_tokens)?;
     let per_token = run.state.config.model.calculate_per_token_loss;
     let scale = run.training.loss_scaler.scale() * run.training.optimizer.distribution().loss_factor();
     let micro_batches_of_step = (total * run.groups.data().size()) as f64;
     let factor = |tokens: &f64| if per_token { scale } else { scale / (tokens.max(1.0) * micro_batches_of_step) };
-    let factors: Vec<f64> = tokens_here.iter().map(factor).collect();
+    let factors: Vec<f64> = sequence_tokens.iter().map(factor).collect();
     totals.own_tokens.extend(own_tokens);
     totals.num_tokens.extend(num_tokens);
     let step = Philox::new(run.training.seed).derive_name("dropout").derive(run.state.train_state.step + 1);
@@ -410,8 +410,8 @@ fn window_pass(
             let stream = run.training.dropout_stream(&run.groups, &step, start + index);
             MicroBatchInput {
                 loss_factor: factors[index],
-                // A loss that is a mean counts like the mean of the micro-batch's token losses.
-                auxiliary_scale: factors[index] * tokens_here[index],
+                // Auxiliary losses are means: scale them by the micro-batch's tokens.
+                auxiliary_scale: factors[index] * sequence_tokens[index],
                 metrics: Some(Arc::new(if wants_scores { metrics.with_attention_scores() } else { metrics })),
                 custom_loss: custom_losses[index].clone(),
                 ..MicroBatchInput::new(batches[index].clone(), Mode::Train(stream))
@@ -429,10 +429,10 @@ fn window_pass(
         };
         let (graphs, chunks) = (&mut run.training.graphs, &mut run.training.chunks);
         let loss_sums = graphs::train(graphs, &run.training.pipeline, chunks, &mut work)?;
-        take_losses(run, totals, loss_sums, &batches[pass.clone()], start + pass.end == total);
+        read_or_defer_losses(run, totals, loss_sums, &batches[pass.clone()], start + pass.end == total);
         drop(timer);
         custom_losses[pass].iter().flatten().for_each(|loss| add_recorded(&mut totals.losses, loss));
-        totals.take(&inputs);
+        totals.add_layer_metrics(&inputs);
         totals.done += count;
         done += count;
         if start + done < total
@@ -445,13 +445,20 @@ fn window_pass(
     Ok(None)
 }
 
-/// Takes the losses of a pass. Those of the step's last are left to be read with its norm, unless a
-/// timer runs: one that nobody waits in would not see the device at work.
-fn take_losses(run: &mut TrainingRun, totals: &mut PassTotals, losses: LossSums, batches: &[Batch], is_last: bool) {
+/// Reads the losses of a pass, or defers the read for the last pass of the step, whose losses are
+/// read together with the gradient norm.
+fn read_or_defer_losses(
+    run: &mut TrainingRun,
+    totals: &mut PassTotals,
+    losses: LossSums,
+    batches: &[Batch],
+    is_last: bool,
+) {
+    // Timers need the loss read here, or they would stop before the device is done.
     if is_last && !run.timers.run_at(TimerLevel::Phase) {
         totals.unread = Some((losses, batches.to_vec()));
     } else {
-        totals.take_losses(losses.read(), run.training.forward_step.as_mut(), batches);
+        totals.add_losses(losses.read(), run.training.forward_step.as_mut(), batches);
     }
 }
 

@@ -46,14 +46,14 @@ pub enum SubsystemError {
     /// `train.max_consecutive_skipped_iterations` iterations in a row had gradients or losses that
     /// are not finite.
     #[error(
-        "iteration {iteration}: the last {count} iterations taught the model nothing, their gradients or losses were not finite \
+        "iteration {iteration}: the last {count} iterations were skipped: non-finite gradients or loss \
          (train.max_consecutive_skipped_iterations); {}",
         match last_good {
             Some(folder) => format!("the last good checkpoint is {}", folder.display()),
             None => "no checkpoint from before them is left".to_owned(),
         }
     )]
-    NothingLearned {
+    TooManySkippedSteps {
         /// Last of the skipped iterations.
         iteration: u64,
         /// Number of skipped iterations.

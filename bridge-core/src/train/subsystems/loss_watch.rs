@@ -85,7 +85,7 @@ impl LossWatch {
     /// # Errors
     /// A NaN or infinite result on the first rank that has one, unless steps are repeated because
     /// of it. All other ranks return an error that names this rank.
-    pub fn judge(
+    pub fn validate(
         &mut self,
         groups: &ProcessGroups,
         reporter: &Reporter,

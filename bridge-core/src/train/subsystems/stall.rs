@@ -25,9 +25,9 @@ pub(super) struct StallWatch {
 }
 
 impl StallWatch {
-    fn nothing_learned(&self, iteration: u64, count: u64) -> SubsystemError {
+    fn too_many_skipped_steps(&self, iteration: u64, count: u64) -> SubsystemError {
         let last_good = self.stall.last_good().filter(|folder| folder.is_dir()).map(Path::to_owned);
-        SubsystemError::NothingLearned { iteration, count, last_good }
+        SubsystemError::TooManySkippedSteps { iteration, count, last_good }
     }
 }
 
@@ -43,7 +43,7 @@ impl Subsystem for StallWatch {
         if count < run.state.config.train.max_consecutive_skipped_iterations as u64 {
             return Ok(LoopRequest::default());
         }
-        Err(self.nothing_learned(step.iteration, count))
+        Err(self.too_many_skipped_steps(step.iteration, count))
     }
 
     /// A run that ends before the limit, and has learned nothing, is not done.
@@ -53,11 +53,10 @@ impl Subsystem for StallWatch {
             return Ok(());
         }
         if failed == iterations {
-            return Err(self.nothing_learned(run.state.train_state.step, failed));
+            return Err(self.too_many_skipped_steps(run.state.train_state.step, failed));
         }
         run.warn(&format!(
-            "{failed} of {iterations} iterations taught the model nothing, their gradients or losses were not finite: the learning rate may be \
-             too high"
+            "{failed} of {iterations} iterations were skipped: non-finite gradients or loss; the learning rate may be too high"
         ));
         Ok(())
     }
