@@ -1,15 +1,15 @@
 //! The core of Bridge: configuration, optimizer, training loop, checkpoints and logs. Data and
 //! tokenizers are the crate `bridge-data`.
 //!
-//! | module | what it is |
+//! | module | content |
 //! | --- | --- |
 //! | [`config`] | the recipe: reading, checking, resolving |
 //! | [`model`] | the contract with model families |
-//! | [`optim`], [`schedule`] | the optimizer, and what changes from step to step |
+//! | [`optim`], [`schedule`] | the optimizer; learning rate, weight decay, batch size, loss scale |
 //! | [`train`] | the loop |
-//! | [`plan`] | what a run on any number of ranks would cost, without running it |
+//! | [`plan`] | estimate of memory, time and traffic on any number of ranks |
 //! | [`checkpoint`] | state on disk |
-//! | [`logging`] | what a run tells the outside |
+//! | [`logging`] | records and sinks |
 //! | [`inspect`] | statistics of tensors |
 //! | [`resilience`] | rerun state machine, loss checks, signals |
 //!

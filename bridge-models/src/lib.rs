@@ -1,18 +1,18 @@
 //! Models for Bridge: the decoder family, Hugging Face import and export, verification and
 //! generation.
 //!
-//! | module | what it has |
+//! | module | content |
 //! | --- | --- |
-//! | `blocks` | the parts of layers: maths, initial values, what ranks share |
+//! | `blocks` | blocks of layers: maths, initial values, sharding over ranks |
 //! | `models` | kinds of models: [`decoder`], one that covers GPT-2 and the Llama line by configuration, and [`encoder_decoder`], T5 |
 //! | [`adapters`] | LoRA and DoRA at linear layers; adapters in `peft`'s format |
 //! | [`families`] | Hugging Face families: settings and weights |
-//! | `fingerprint` | what tells files from themselves before a change |
+//! | `fingerprint` | detection of changed weight files |
 //! | [`huggingface`] | Hugging Face folders in and out: `config.json`, safetensors, weight maps |
 //! | [`megatron`] | checkpoints of Megatron-LM and Megatron Bridge (`torch_dist`) in |
 //! | `sharding` | [`gather_parameters`]: whole parameters from models spread over ranks |
 //! | [`verify`](mod@verify) | comparison of an imported folder with reference values |
-//! | [`generate`](mod@generate) | continuing texts, several at once, with what layers remember of them |
+//! | [`generate`](mod@generate) | batched generation with a KV cache or SSM state |
 //! | [`score`] | log-likelihoods of given continuations |
 //! | `registry` | [`registry()`]: the built-in kinds, to which programs add theirs |
 //!

@@ -35,12 +35,12 @@ pub struct OptimizerSettings {
     pub offload: Option<OffloadSettings>,
 }
 
-/// Factors between the accumulated gradients and the true ones.
+/// Divisors of the accumulated gradients.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepScales {
-    /// The accumulated gradients are divided by this (loss scale).
+    /// First divisor of the accumulated gradients: the loss scale.
     pub loss_scale: f64,
-    /// ... and by this (number of tokens, with a per-token loss; else 1).
+    /// Second divisor: tokens of the step with a per-token loss, else 1.
     pub divisor: f64,
 }
 
@@ -274,8 +274,8 @@ impl Optimizer {
         }
     }
 
-    /// The scales that states get by a step, where they have any. `visit` hands on the parameters,
-    /// or the ranges of them, that this rank updates.
+    /// Quantization scales of the states after this step; empty if no format has one. `visit` hands
+    /// on the parameters, or the ranges of them, that this rank updates.
     ///
     /// Tensors for updates in host memory are downloaded for this, and gradients stay there.
     fn next_scales(

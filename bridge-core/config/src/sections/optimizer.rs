@@ -106,9 +106,9 @@ section! {
             => not_built("a factor of Muon's update");
         refused muon_scalar_optimizer = String::from("adam"), "Optimizer of all parameters that are not matrices."
             => not_built("the optimizer of parameters that are not matrices, beside Muon");
-        /// Lion's first constant.
+        /// Interpolation weight of the momentum in Lion's update direction.
         lion_beta1: f64 = 0.95, Limits::BELOW_ONE;
-        /// Lion's second constant.
+        /// Decay of Lion's momentum.
         lion_beta2: f64 = 0.98, Limits::BELOW_ONE;
         refused soap_shampoo_beta = 0.95, "SOAP's preconditioner decay.", Limits::BELOW_ONE
             => not_built("the decay of SOAP's preconditioner");

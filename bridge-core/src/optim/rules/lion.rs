@@ -19,7 +19,7 @@ pub(super) const RULE: Rule = Rule {
 
 #[derive(Debug)]
 struct Lion {
-    /// Share of the momentum in what the sign is taken of.
+    /// Interpolation weight of the momentum in the update direction.
     beta1: f64,
     /// Decay of the momentum.
     beta2: f64,
