@@ -65,7 +65,8 @@ impl StaticGradients {
 
 /// Hooks around the regions of a micro-batch that is recorded.
 pub(super) struct GraphHooks<'a> {
-    step: (&'a mut dyn ForwardStep, &'a Batch),
+    forward_step: &'a mut dyn ForwardStep,
+    batch: &'a Batch,
     sums: &'a mut StaticGradients,
     factor: &'a Tensor<1>,
     keeps: &'a Tensor<1>,
@@ -79,20 +80,20 @@ impl<'a> GraphHooks<'a> {
     /// Hooks that multiply the loss by `factor`. The sums, multiplied by `keeps` (0 or 1), are
     /// added to the gradients; `always` is 1.
     pub fn new(
-        step: (&'a mut dyn ForwardStep, &'a Batch),
+        forward_step: &'a mut dyn ForwardStep,
+        batch: &'a Batch,
         sums: &'a mut StaticGradients,
         factor: &'a Tensor<1>,
         keeps: &'a Tensor<1>,
         always: &'a Tensor<1>,
     ) -> Self {
-        Self { step, sums, factor, keeps, always, begun: BTreeSet::new() }
+        Self { forward_step, batch, sums, factor, keeps, always, begun: BTreeSet::new() }
     }
 }
 
 impl RegionHooks for GraphHooks<'_> {
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {
-        let (step, batch) = &mut self.step;
-        step.objective(loss_sum, batch) * self.factor.clone().autodiff()
+        self.forward_step.objective(loss_sum, self.batch) * self.factor.clone().autodiff()
     }
 
     fn gradient(&mut self, name: &str, gradient: Tensor<1>) {

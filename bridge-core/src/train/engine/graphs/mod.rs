@@ -100,7 +100,7 @@ impl DeviceScalar {
 /// loss sum of each, not yet read.
 ///
 /// # Errors
-/// Errors of [`Pipeline::train_ahead`], and of devices that record or replay.
+/// Errors of [`Pipeline::train_async`], and of devices that record or replay.
 pub(in crate::train) fn train(
     graphs: &mut Option<MicroBatchGraphs>,
     pipeline: &Pipeline,
@@ -109,7 +109,7 @@ pub(in crate::train) fn train(
 ) -> Result<LossSums, EngineError> {
     match graphs {
         Some(graphs) => graphs.train(pipeline, chunks, work),
-        None => Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?),
+        None => Ok(pipeline.train_async(chunks, work.inputs.len(), work)?),
     }
 }
 
@@ -156,7 +156,7 @@ impl MicroBatchGraphs {
             work.inputs.iter().try_for_each(|input| self.count_signature(&input.batch))?;
             self.warmup_steps -= usize::from(work.ends_step);
             self.counts.launched += work.inputs.len();
-            return Ok(pipeline.train_ahead(chunks, work.inputs.len(), work)?);
+            return Ok(pipeline.train_async(chunks, work.inputs.len(), work)?);
         }
         work.parameters.wait_for_gathers(chunks)?;
         self.restore_parameters(chunks[0].as_mut());
@@ -166,7 +166,7 @@ impl MicroBatchGraphs {
         for (index, MicroBatchInput { batch, loss_factor, .. }) in inputs.iter().enumerate() {
             if !self.matches_recorded(batch)? {
                 self.counts.launched += 1;
-                losses.append(pipeline.train_ahead(chunks, 1, &mut work.only(index))?);
+                losses.append(pipeline.train_async(chunks, 1, &mut work.only(index))?);
                 are_ours = false;
                 continue;
             }
@@ -239,7 +239,8 @@ impl MicroBatchGraphs {
         let context = ForwardContext::new(batch.batch(), Mode::Train(Philox::new(0)));
         let graph = KernelGraph::record(&loss, &mut || {
             let mut hooks = GraphHooks::new(
-                (&mut *work.forward_step, batch.batch()),
+                &mut *work.forward_step,
+                batch.batch(),
                 &mut self.gradients,
                 &scalars.factor.tensor,
                 &scalars.keeps.tensor,

@@ -5,7 +5,7 @@
 //! ```text
 //! actions of this rank          what happens here
 //! RecvActivation(m, chunk)      a request posted ahead is waited for, the next one is posted        [transfers]
-//! Forward(m, chunk)             Executor::forward: output without a graph, regions kept in flight     [pass]
+//! Forward(m, chunk)             Executor::forward: output without a graph, regions saved for backward
 //! SendActivation(m, chunk)      the output leaves while this rank goes on                           [transfers]
 //! RecvGradient, Backward        Executor::backward: parameter gradients out, input gradient kept
 //! SendGradient(m, chunk)        the input gradient leaves; nothing of (m, chunk) is left
@@ -117,16 +117,6 @@ pub struct PipelineSettings {
     pub wire_dtype: Option<FloatDType>,
 }
 
-/// Report of a pass.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PassReport {
-    /// Sum of the masked loss of each micro-batch on the last stage; zeros on the others.
-    pub loss_sums: Vec<f64>,
-    /// Largest number of micro-batches, counted for each chunk, that were in flight on this rank at
-    /// once: forward done, backward (weight part included) not.
-    pub max_in_flight: usize,
-}
-
 /// Runs passes of one rank's chunks. Every rank of the pipeline calls the same methods with the
 /// same number of micro-batches.
 #[derive(Clone, Debug)]
@@ -178,25 +168,12 @@ impl Pipeline {
         Reductions::from_stage(config, self.group.rank(), self.schedule)
     }
 
-    /// Forward and backward of `num_microbatches` micro-batches.
+    /// Forward and backward of `num_microbatches` micro-batches. Does not wait for the losses: the
+    /// device may still be at work.
     ///
     /// # Errors
     /// If the schedule cannot run this number of micro-batches, or ranks fail or disagree.
-    pub fn train(
-        &self,
-        chunks: &mut [Box<dyn ModelChunk>],
-        num_microbatches: usize,
-        work: &mut dyn TrainWork,
-    ) -> Result<PassReport, PipelineError> {
-        let (losses, max_in_flight) = self.run(self.schedule, chunks, num_microbatches, work)?;
-        Ok(PassReport { loss_sums: losses.read(), max_in_flight })
-    }
-
-    /// [`train`](Self::train) that does not wait for the losses: the device may still be at work.
-    ///
-    /// # Errors
-    /// If the schedule cannot run this number of micro-batches, or ranks fail or disagree.
-    pub fn train_ahead(
+    pub fn train_async(
         &self,
         chunks: &mut [Box<dyn ModelChunk>],
         num_microbatches: usize,
@@ -236,12 +213,13 @@ impl Pipeline {
         hooks: &mut dyn RegionHooks,
     ) -> Result<Tensor<1>, PipelineError> {
         let [executor] = self.executors.as_slice() else { panic!("the model is one chunk") };
-        let (in_flight, output) = executor.forward(chunk, Boundary::default(), context, hooks)?;
-        executor.backward(in_flight, Boundary::default(), chunk, context, hooks)?;
+        let (saved, output) = executor.forward(chunk, Boundary::default(), context, hooks)?;
+        executor.backward(saved, Boundary::default(), chunk, context, hooks)?;
         Ok(output.loss_sum().expect("a whole model ends with its loss"))
     }
 
-    /// The losses of a pass, and how many micro-batches were in flight at most.
+    /// Losses of a pass, and the largest number of micro-batches, counted for each chunk, that were
+    /// in flight on this rank at once: forward done, backward (weight part included) not.
     fn run(
         &self,
         kind: ScheduleKind,

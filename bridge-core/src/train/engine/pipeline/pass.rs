@@ -23,7 +23,7 @@ type Unit = (usize, usize);
 struct MicroBatchInFlight {
     input: MicroBatchInput,
     /// `None` once the gradient of the input is known.
-    graphs: Option<SavedForBackward>,
+    saved: Option<SavedForBackward>,
     /// Deferred weight gradients, in schedules that split backward.
     weight_gradients: Option<WeightGradientStore>,
 }
@@ -165,11 +165,11 @@ impl<'a> PipelinePass<'a> {
             executor.forward_inference(model, boundary, &context(&input, None), hooks.as_mut())?
         } else {
             let weight_gradients = (self.kind == ScheduleKind::ZeroBubbleH1).then(WeightGradientStore::default);
-            let mut flight = MicroBatchInFlight { input, graphs: None, weight_gradients };
+            let mut flight = MicroBatchInFlight { input, saved: None, weight_gradients };
             let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-            let (graphs, output) = executor.forward(model, boundary, &flight.context(), hooks.as_mut())?;
+            let (saved, output) = executor.forward(model, boundary, &flight.context(), hooks.as_mut())?;
             drop(hooks);
-            flight.graphs = Some(graphs);
+            flight.saved = Some(saved);
             self.in_flight.insert(unit, flight);
             self.max_in_flight = self.max_in_flight.max(self.in_flight.len());
             output
@@ -196,12 +196,12 @@ impl<'a> PipelinePass<'a> {
     fn backward_input(&mut self, unit: Unit) -> Result<(), ExecutorError> {
         let (microbatch, chunk) = unit;
         let flight = self.in_flight.get_mut(&unit).expect("forward comes before backward");
-        let graphs = flight.graphs.take().expect("backward happens once");
+        let saved = flight.saved.take().expect("backward happens once");
         // On the last stage of the model the gradient begins with the loss.
         let output_gradients = self.output_gradients.remove(&unit).unwrap_or_default();
         let (executor, model) = (&self.pipeline.executors[chunk], self.chunks[chunk].as_mut());
         let mut hooks = self.work.hooks(microbatch, chunk, &flight.input.batch);
-        let gradients = executor.backward(graphs, output_gradients, model, &flight.context(), hooks.as_mut())?;
+        let gradients = executor.backward(saved, output_gradients, model, &flight.context(), hooks.as_mut())?;
         if gradients.is_empty() {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use bridge_dist::schedule::{Costs, PipelineSchedule, PipelineShape, ScheduleKind
 use bridge_kernels::Philox;
 use burn::tensor::{Device, FloatDType, Tensor};
 
-use super::{MicroBatchInput, MicroBatches, PassReport, Pipeline, PipelineError, PipelineSettings, TrainWork};
+use super::{MicroBatchInput, MicroBatches, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
 use crate::plan::recompute::{Cuts, Recompute};
 use crate::tests::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
@@ -163,6 +163,27 @@ fn chunks(subject: Subject, rank: usize, stages: usize, per_rank: usize) -> Vec<
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
     let settings = PipelineSettings { schedule, recompute, cuts: Cuts::AsNeeded, offload: None, wire_dtype: None };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
+}
+
+/// Report of a pass.
+#[derive(Clone, Debug, PartialEq)]
+struct PassReport {
+    /// Sum of the masked loss of each micro-batch on the last stage; zeros on the others.
+    loss_sums: Vec<f64>,
+    max_in_flight: usize,
+}
+
+impl Pipeline {
+    /// [`Self::train_async`] with all that a pass reports.
+    fn train(
+        &self,
+        chunks: &mut [Box<dyn ModelChunk>],
+        num_microbatches: usize,
+        work: &mut dyn TrainWork,
+    ) -> Result<PassReport, PipelineError> {
+        let (losses, max_in_flight) = self.run(self.schedule, chunks, num_microbatches, work)?;
+        Ok(PassReport { loss_sums: losses.read(), max_in_flight })
+    }
 }
 
 /// Reports of each rank of the cut model, with its gradients.
