@@ -1,4 +1,4 @@
-//! Segments that are recomputed in the backward pass: a pure plan, cut into regions.
+//! Split of a chunk's segments into regions, of which some are recomputed in the backward pass.
 
 use std::ops::Range;
 
@@ -34,7 +34,7 @@ pub struct Region {
 
 /// Cuts of the graph besides those of recompute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Cuts {
+pub enum GraphCuts {
     /// No further cuts.
     #[default]
     AsNeeded,
@@ -46,8 +46,8 @@ pub enum Cuts {
     EachLayerRecomputed,
 }
 
-/// Cuts `segments` into regions.
-pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Region> {
+/// Splits `segments` into regions.
+pub fn split_into_regions(segments: &[Segment], recompute: &Recompute, cuts: GraphCuts) -> Vec<Region> {
     let first_layer = segments.iter().find_map(|segment| segment.layer).unwrap_or(0);
     // Segments with equal keys, next to each other, share a region.
     let recomputed = |segment: &Segment| -> Option<usize> {
@@ -65,9 +65,9 @@ pub fn plan(segments: &[Segment], recompute: &Recompute, cuts: Cuts) -> Vec<Regi
     let key = |index: usize, segment: &Segment| -> Key {
         match (recomputed(segment), cuts) {
             (Some(group), _) => Key::Recomputed(group),
-            (None, Cuts::AsNeeded) => Key::Kept(None),
-            (None, Cuts::EachSegment) => Key::Kept(Some(index)),
-            (None, Cuts::EachLayerRecomputed) => Key::RecomputedLayer(segment.layer),
+            (None, GraphCuts::AsNeeded) => Key::Kept(None),
+            (None, GraphCuts::EachSegment) => Key::Kept(Some(index)),
+            (None, GraphCuts::EachLayerRecomputed) => Key::RecomputedLayer(segment.layer),
         }
     };
     let mut regions: Vec<(Key, Region)> = Vec::new();
@@ -111,7 +111,10 @@ mod tests {
     }
 
     fn cuts(recompute: Recompute) -> Vec<(Range<usize>, bool)> {
-        plan(&decoder(4..7), &recompute, Cuts::AsNeeded).into_iter().map(|r| (r.segments, r.recomputed)).collect()
+        split_into_regions(&decoder(4..7), &recompute, GraphCuts::AsNeeded)
+            .into_iter()
+            .map(|r| (r.segments, r.recomputed))
+            .collect()
     }
 
     #[test]
@@ -131,7 +134,8 @@ mod tests {
         let mut segments = decoder(0..2);
         segments[4].role = SegmentRole::Moe;
         let recomputed = |role| -> Vec<usize> {
-            let regions = plan(&segments, &Recompute::Selective(vec![role]), Cuts::AsNeeded).into_iter();
+            let regions =
+                split_into_regions(&segments, &Recompute::Selective(vec![role]), GraphCuts::AsNeeded).into_iter();
             regions.filter(|region| region.recomputed).flat_map(|region| region.segments).collect()
         };
         assert_eq!(recomputed(SegmentRole::Mlp), [2]);
@@ -141,12 +145,13 @@ mod tests {
     #[test]
     fn segments_and_layers_are_cut_for_ranks() {
         let segments = |cuts| -> Vec<(Range<usize>, bool)> {
-            let regions = plan(&decoder(4..6), &Recompute::Off, cuts);
+            let regions = split_into_regions(&decoder(4..6), &Recompute::Off, cuts);
             regions.into_iter().map(|region| (region.segments, region.recomputed)).collect()
         };
-        assert_eq!(segments(Cuts::EachSegment), [0..1, 1..2, 2..3, 3..4, 4..5, 5..6].map(|one| (one, false)));
-        assert_eq!(segments(Cuts::EachLayerRecomputed), [(0..1, true), (1..3, true), (3..5, true), (5..6, true)]);
-        let mixed = plan(&decoder(4..6), &Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::EachSegment);
+        assert_eq!(segments(GraphCuts::EachSegment), [0..1, 1..2, 2..3, 3..4, 4..5, 5..6].map(|one| (one, false)));
+        assert_eq!(segments(GraphCuts::EachLayerRecomputed), [(0..1, true), (1..3, true), (3..5, true), (5..6, true)]);
+        let mixed =
+            split_into_regions(&decoder(4..6), &Recompute::Selective(vec![SegmentRole::Mlp]), GraphCuts::EachSegment);
         let recomputed: Vec<bool> = mixed.into_iter().map(|region| region.recomputed).collect();
         assert_eq!(recomputed, [false, false, true, false, true, false]);
     }

@@ -2,7 +2,7 @@
 //! backward.
 
 use super::offload::kept;
-use super::recompute::{Region, plan as regions};
+use super::recompute::{Region, split_into_regions};
 use super::settings;
 use super::setup::{Chunk, Setup};
 
@@ -26,7 +26,7 @@ pub(super) struct ChunkActivations {
 /// The regions of a chunk. At the end of the model, if backward comes next, the last region's graph
 /// is kept even with recompute.
 pub(super) fn chunk_regions(setup: &Setup<'_>, chunk: &Chunk) -> Vec<Region> {
-    let cut = regions(chunk.declarations.segments(), &setup.recompute, settings::cuts(setup.config));
+    let cut = split_into_regions(chunk.declarations.segments(), &setup.recompute, settings::cuts(setup.config));
     let kept = cut.len().checked_sub(1).filter(|_| chunk.content.loss && setup.schedule.backward_follows_loss());
     let numbered = cut.into_iter().enumerate();
     numbered.map(|(index, region)| Region { recomputed: region.recomputed && Some(index) != kept, ..region }).collect()

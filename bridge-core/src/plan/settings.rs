@@ -2,7 +2,7 @@
 //! counts by it, and a run does it.
 
 use super::offload::Offload;
-use super::recompute::{Cuts, Recompute};
+use super::recompute::{GraphCuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
@@ -53,18 +53,18 @@ fn sharding(config: &RunConfig) -> Sharding {
 }
 
 /// Cuts of the graph, so that gradients and parameters are not all whole at once.
-pub(crate) fn cuts(config: &RunConfig) -> Cuts {
+pub(crate) fn cuts(config: &RunConfig) -> GraphCuts {
     // Experts may have replicas where the rest has none.
     let sizes = &config.parallel;
     let of_expert = sizes.expert * sizes.expert_tensor * sizes.pipeline;
     let has_experts = config.model.num_moe_experts.is_some();
     let has_replicas = sizes.data * sizes.context > 1 || has_experts && sizes.world_size > of_expert;
     match sharding(config) {
-        Sharding::Full => Cuts::EachLayerRecomputed,
+        Sharding::Full => GraphCuts::EachLayerRecomputed,
         // Gradients are reduced segment by segment, so that they are not all whole at once.
-        Sharding::Gradients => Cuts::EachSegment,
-        _ if has_replicas && config.ddp.overlap_grad_reduce => Cuts::EachSegment,
-        _ => Cuts::AsNeeded,
+        Sharding::Gradients => GraphCuts::EachSegment,
+        _ if has_replicas && config.ddp.overlap_grad_reduce => GraphCuts::EachSegment,
+        _ => GraphCuts::AsNeeded,
     }
 }
 

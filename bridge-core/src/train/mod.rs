@@ -34,7 +34,7 @@ mod tools;
 mod unmatched;
 
 pub use crate::plan::offload::Offload;
-pub use crate::plan::recompute::{Cuts, Recompute, Region, plan};
+pub use crate::plan::recompute::{GraphCuts, Recompute, Region, split_into_regions};
 pub use data::error::InputError;
 pub use data::gpt_data::dataset_prefix;
 pub use data::registry::{DatasetFactoryContext, DatasetRegistry, Registry, WeightFormat};

@@ -10,7 +10,7 @@ use crate::model::{
     Boundary, BoundaryError, ForwardContext, HIDDEN_STATES, ModelChunk, SegmentOutput, SegmentRole, checked,
     run_segments,
 };
-use crate::plan::recompute::{Cuts, Recompute, Region, plan};
+use crate::plan::recompute::{GraphCuts, Recompute, Region, split_into_regions};
 use crate::train::engine::offload::SegmentOffload;
 use crate::train::engine::region_spans;
 use crate::train::engine::region_spans::{ForwardKind, Observers, SegmentRun};
@@ -117,14 +117,14 @@ struct SavedRegion {
 impl Executor {
     /// An executor for `chunk`.
     pub fn new(chunk: &dyn ModelChunk, recompute: &Recompute) -> Self {
-        Self::with_cuts(chunk, recompute, Cuts::AsNeeded)
+        Self::with_cuts(chunk, recompute, GraphCuts::AsNeeded)
     }
 
     /// An executor for `chunk` that also cuts the graph where `cuts` says.
-    pub fn with_cuts(chunk: &dyn ModelChunk, recompute: &Recompute, cuts: Cuts) -> Self {
+    pub fn with_cuts(chunk: &dyn ModelChunk, recompute: &Recompute, cuts: GraphCuts) -> Self {
         let segments = chunk.segments();
         Self {
-            regions: plan(&segments, recompute, cuts),
+            regions: split_into_regions(&segments, recompute, cuts),
             keeps_last_graph: segments.last().is_some_and(|segment| segment.role == SegmentRole::Head),
             first_trained: first_trained(chunk),
             observers: Observers::none(),

@@ -11,7 +11,7 @@ use crate::model::{
     Batch, Boundary, BoundaryTensor, ForwardContext, Mode, ModelChunk, ModuleChunk, ParameterRole, SegmentOutput,
     SegmentRole, Segments, run_segments,
 };
-use crate::plan::recompute::{Cuts, Recompute};
+use crate::plan::recompute::{GraphCuts, Recompute};
 use crate::tests::{Closures, forward_backward, micro_batch, parameter, scope, source_and_target, toy, two_stacks};
 use crate::train::engine::executor::Executor;
 
@@ -19,7 +19,7 @@ fn gradients(
     mut chunk: Box<dyn ModelChunk>,
     micro_batch: &MicroBatch,
     recompute: &Recompute,
-    cuts: Cuts,
+    cuts: GraphCuts,
 ) -> (f32, BTreeMap<String, Vec<f32>>) {
     let batch = Batch::new(micro_batch, &Device::flex());
     let context = ForwardContext::new(&batch, Mode::Train(Philox::new(5)));
@@ -34,7 +34,7 @@ fn gradients(
     let mut hooks = Closures { objective: &mut |sum| sum * 0.5, on_gradient: &mut on_gradient };
     // Cuts between all segments, also with the last region recomputed.
     let executor = Executor::with_cuts(chunk.as_ref(), recompute, cuts);
-    let executor = if cuts == Cuts::EachLayerRecomputed { executor.with_last_recomputed() } else { executor };
+    let executor = if cuts == GraphCuts::EachLayerRecomputed { executor.with_last_recomputed() } else { executor };
     let loss = forward_backward(&executor, chunk.as_mut(), &context, &mut hooks);
     let values = sums
         .into_iter()
@@ -56,19 +56,19 @@ fn recomputing_changes_nothing() {
     for (build, parameters) in models {
         let micro_batch = source_and_target(3, 7, 11);
         let gradients = |recompute: &Recompute, cuts| gradients(build(), &micro_batch, recompute, cuts);
-        let (loss, expected) = gradients(&Recompute::Off, Cuts::AsNeeded);
+        let (loss, expected) = gradients(&Recompute::Off, GraphCuts::AsNeeded);
         assert!(loss.is_finite() && loss > 0.0);
         assert_eq!(expected.len(), parameters);
         assert!(expected.values().all(|g| g.iter().any(|v| *v != 0.0)));
         for (recompute, cuts) in [
-            (Recompute::Uniform { layers: 1 }, Cuts::AsNeeded),
-            (Recompute::Uniform { layers: 2 }, Cuts::AsNeeded),
-            (Recompute::Uniform { layers: 9 }, Cuts::AsNeeded),
-            (Recompute::Block { layers: 3 }, Cuts::AsNeeded),
-            (Recompute::Block { layers: 3 }, Cuts::EachSegment),
-            (Recompute::Selective(vec![SegmentRole::Mlp]), Cuts::AsNeeded),
-            (Recompute::Off, Cuts::EachSegment),
-            (Recompute::Off, Cuts::EachLayerRecomputed),
+            (Recompute::Uniform { layers: 1 }, GraphCuts::AsNeeded),
+            (Recompute::Uniform { layers: 2 }, GraphCuts::AsNeeded),
+            (Recompute::Uniform { layers: 9 }, GraphCuts::AsNeeded),
+            (Recompute::Block { layers: 3 }, GraphCuts::AsNeeded),
+            (Recompute::Block { layers: 3 }, GraphCuts::EachSegment),
+            (Recompute::Selective(vec![SegmentRole::Mlp]), GraphCuts::AsNeeded),
+            (Recompute::Off, GraphCuts::EachSegment),
+            (Recompute::Off, GraphCuts::EachLayerRecomputed),
         ] {
             let (again, found) = gradients(&recompute, cuts);
             assert_eq!(loss.to_bits(), again.to_bits(), "{recompute:?}");

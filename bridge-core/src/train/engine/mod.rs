@@ -11,5 +11,5 @@ pub(in crate::train) mod hooks;
 pub(in crate::train) mod offload;
 pub mod pipeline;
 pub(in crate::train) mod region_spans;
-pub(in crate::train) mod stream_gradients;
-pub(in crate::train) mod streams;
+pub(in crate::train) mod residual_gradients;
+pub(in crate::train) mod residual_stream;

@@ -18,9 +18,9 @@ use crate::model::{
 };
 use crate::timers::{Labels, Span, Timers};
 use crate::train::engine::offload::SegmentOffload;
-use crate::train::engine::stream_gradients::StreamGradients;
-use crate::train::engine::streams;
-use crate::train::engine::streams::role_name;
+use crate::train::engine::residual_gradients::ResidualGradients;
+use crate::train::engine::residual_stream;
+use crate::train::engine::residual_stream::role_name;
 
 /// Observers of segments while they run.
 #[derive(Clone, Debug)]
@@ -30,7 +30,7 @@ pub(in crate::train) struct Observers {
     /// Takes statistics.
     pub inspector: Arc<Inspector>,
     /// Keeps gradients.
-    pub gradients: Arc<StreamGradients>,
+    pub gradients: Arc<ResidualGradients>,
 }
 
 impl Observers {
@@ -51,9 +51,9 @@ impl Observers {
 
     /// Shows the gradient of the residual stream before segment `index`.
     pub(in crate::train) fn gradient(&self, all: &[Segment], index: usize, gradient: &Tensor<3>) {
-        streams::inspect_gradient(&self.inspector, all, index, gradient);
+        residual_stream::inspect_gradient(&self.inspector, all, index, gradient);
         if let Some(segment) = all.get(index) {
-            self.gradients.add(|| streams::segment_name(segment), gradient);
+            self.gradients.add(|| residual_stream::segment_name(segment), gradient);
         }
     }
 }
@@ -103,7 +103,7 @@ pub(in crate::train) fn forward(
     let is_observed = observers.are_on();
     let inspects_values = kind == ForwardKind::Forward && inspector.is_on();
     if inspects_values && segments.start == 0 {
-        streams::inspect_values(inspector, &all, 0, &input);
+        residual_stream::inspect_values(inspector, &all, 0, &input);
     }
     for index in segments.clone() {
         let shapes = spans.take_shapes().then(|| match input.is_empty() {
@@ -120,7 +120,7 @@ pub(in crate::train) fn forward(
             spans.add(Span { name, labels, shapes, start, end: Instant::now() });
         }
         if let (SegmentOutput::Boundary(boundary), true) = (&output, inspects_values) {
-            streams::inspect_values(inspector, &all, index + 1, boundary);
+            residual_stream::inspect_values(inspector, &all, index + 1, boundary);
         }
         match output {
             SegmentOutput::Boundary(boundary) if index + 1 < segments.end && !is_observed => input = boundary,

@@ -287,7 +287,7 @@ fn build_training(
     let mut training = Training {
         pipeline: pipeline::pipeline(config, &context.parallel, &chunks, &device).with_observers(&observers),
         inspector: observers.inspector,
-        stream_gradients: observers.gradients,
+        residual_gradients: observers.gradients,
         optimizer: optimizer.with_timers(timers),
         gradients: GradientBuffer::new(settings::accumulation_dtype(config)),
         reducer: GradientReducer::new(distribution, settings::reduce_dtype(config), plain)

@@ -66,8 +66,8 @@ pub(in crate::train) fn train_step(run: &mut TrainingRun) -> Result<StepEnd, Ste
 /// Forward, backward and update of a step.
 fn compute_step(run: &mut TrainingRun, mut data: StepData, started: Instant) -> Result<StepEnd, StepError> {
     let num_microbatches = data.total() as u64;
-    let wants_streams = run.outputs.dumps.wants_streams(run.state.train_state.step + 1);
-    run.training.stream_gradients.begin(wants_streams);
+    let is_dumped = run.outputs.dumps.wants_residual_gradients(run.state.train_state.step + 1);
+    run.training.residual_gradients.begin(is_dumped);
     let mut pass_result = PassResult::default();
     loop {
         match run.subsystems.losses.next_pass(&run.groups)? {
@@ -324,7 +324,7 @@ fn forward_backward(
     run.training.inspector.restart();
     // Magnitudes of a pass that is made again do not count.
     run.training.chunks.iter().flat_map(|chunk| chunk.delayed_scaling_layers()).for_each(|layer| layer.maxima.forget());
-    run.training.stream_gradients.restart();
+    run.training.residual_gradients.restart();
     run.stop_requests.begin_step();
     let mut totals = PassTotals::new(run);
     while totals.done < data.total() {

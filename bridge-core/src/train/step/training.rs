@@ -19,8 +19,8 @@ use crate::train::engine::forward_step::ForwardStep;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
 use crate::train::engine::pipeline::{MicroBatchInput, Pipeline};
-use crate::train::engine::stream_gradients::StreamGradients;
-use crate::train::engine::streams::numbers;
+use crate::train::engine::residual_gradients::ResidualGradients;
+use crate::train::engine::residual_stream::numbers;
 use crate::train::objectives::distillation::Distillation;
 use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::resume::checkpointing::AdapterBase;
@@ -46,7 +46,7 @@ pub(in crate::train) struct Training {
     /// Takes statistics of tensors, in steps whose tensors are inspected.
     pub inspector: Arc<Inspector>,
     /// Keeps gradients of the residual stream, in steps that save them.
-    pub stream_gradients: Arc<StreamGradients>,
+    pub residual_gradients: Arc<ResidualGradients>,
     /// The adapter's base, which checkpoints leave out and name.
     pub base: Option<AdapterBase>,
     /// Names of the figures that custom losses of the forward step record.

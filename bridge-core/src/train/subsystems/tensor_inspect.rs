@@ -4,7 +4,7 @@
 use crate::config::{FinalTensorInspect, RunConfig};
 use crate::inspect::{Gathered, Statistic, TensorKind, of_all};
 use crate::logging::Figure;
-use crate::train::engine::streams::numbers;
+use crate::train::engine::residual_stream::numbers;
 use crate::train::ranks::agreement;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{RunContext, Subsystem};

@@ -28,7 +28,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::config::RunConfig;
 use crate::model::{Batch, Boundary, CustomLossCall, ForwardContext, LayerMetrics, Mode, ModelChunk};
-use crate::plan::recompute::{Cuts, Recompute};
+use crate::plan::recompute::{GraphCuts, Recompute};
 use crate::timers::Timers;
 use crate::train::engine::executor::{Executor, RegionHooks};
 use crate::train::engine::offload::SegmentOffload;
@@ -109,7 +109,7 @@ pub struct PipelineSettings {
     /// Recompute within each chunk.
     pub recompute: Recompute,
     /// Other cuts of graphs.
-    pub cuts: Cuts,
+    pub cuts: GraphCuts,
     /// Offload of tensors that chunks keep from forward to backward to the host.
     pub offload: Option<SegmentOffload>,
     /// dtype of activations and gradients between stages (`pipeline_dtype`), if not that inside the

@@ -7,7 +7,7 @@ use super::{Pipeline, PipelineSettings};
 use crate::config::{RunConfig, TransformerConfig, pipeline_placement, pipeline_schedule};
 use crate::model::{BuildContext, ModelChunk, ModelConfig, Parallel, Stage, check_blocks};
 use crate::plan;
-use crate::plan::recompute::{Cuts, Recompute};
+use crate::plan::recompute::{GraphCuts, Recompute};
 use crate::train::engine::error::EngineError;
 use crate::train::engine::offload::SegmentOffload;
 use crate::train::error::CommonError;
@@ -63,7 +63,7 @@ pub(in crate::train) fn forward_pipeline(
     let settings = PipelineSettings {
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Off,
-        cuts: Cuts::default(),
+        cuts: GraphCuts::default(),
         offload: None,
         wire_dtype: config.model.pipeline_dtype.map(settings::float_dtype),
     };

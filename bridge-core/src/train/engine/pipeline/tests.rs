@@ -14,7 +14,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::{MicroBatchInput, MicroBatches, Pipeline, PipelineError, PipelineSettings, TrainWork};
 use crate::model::{Batch, ForwardContext, Mode, ModelChunk, StackPart, Stage, loss_sum};
-use crate::plan::recompute::{Cuts, Recompute};
+use crate::plan::recompute::{GraphCuts, Recompute};
 use crate::tests::{Closures, STACKS, forward_backward, micro_batch, source_and_target, toy, toy_stage, two_stacks};
 use crate::train::engine::executor::{Executor, RegionHooks};
 
@@ -161,7 +161,7 @@ fn chunks(subject: Subject, rank: usize, stages: usize, per_rank: usize) -> Vec<
 }
 
 fn pipeline(group: Group, chunks: &[Box<dyn ModelChunk>], schedule: ScheduleKind, recompute: Recompute) -> Pipeline {
-    let settings = PipelineSettings { schedule, recompute, cuts: Cuts::AsNeeded, offload: None, wire_dtype: None };
+    let settings = PipelineSettings { schedule, recompute, cuts: GraphCuts::AsNeeded, offload: None, wire_dtype: None };
     Pipeline::new(group, chunks, &Device::flex().autodiff(), &settings)
 }
 
@@ -345,7 +345,7 @@ fn sixteen_bits_on_the_wire_are_close() {
     let settings = |wire_dtype| PipelineSettings {
         schedule: ScheduleKind::OneForwardOneBackward,
         recompute: Recompute::Off,
-        cuts: Cuts::AsNeeded,
+        cuts: GraphCuts::AsNeeded,
         offload: None,
         wire_dtype: Some(wire_dtype),
     };

@@ -27,7 +27,8 @@ pub(super) struct Dump {
 #[derive(Debug)]
 pub(in crate::train) struct GradientDumps {
     pub(super) weights: Option<Dump>,
-    pub(super) streams: Option<Dump>,
+    /// Gradients of the residual stream.
+    pub(super) residuals: Option<Dump>,
 }
 
 impl Dump {
@@ -65,12 +66,12 @@ impl GradientDumps {
         let settings = &config.checkpoint;
         Ok(Self {
             weights: Dump::open("wgrads", settings.save_wgrads_interval, config, groups, heartbeat)?,
-            streams: Dump::open("dgrads", settings.save_dgrads_interval, config, groups, heartbeat)?,
+            residuals: Dump::open("dgrads", settings.save_dgrads_interval, config, groups, heartbeat)?,
         })
     }
 
     /// True if the gradients of the residual stream of a step are needed.
-    pub(in crate::train) fn wants_streams(&self, step: u64) -> bool {
-        self.streams.as_ref().is_some_and(|dump| dump.is_due(step))
+    pub(in crate::train) fn wants_residual_gradients(&self, step: u64) -> bool {
+        self.residuals.as_ref().is_some_and(|dump| dump.is_due(step))
     }
 }

@@ -13,7 +13,7 @@ use super::gradient_dumps::{Dump, GRADIENTS};
 use super::{host, local_shards};
 use crate::checkpoint::{CheckpointError, DType, HostTensor, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState};
 use crate::optim::SavedGradient;
-use crate::train::engine::stream_gradients::StreamPart;
+use crate::train::engine::residual_gradients::ResidualPart;
 use crate::train::ranks::agreement;
 use crate::train::resume::error::ResumeError;
 use crate::train::step::training_run::TrainingRun;
@@ -29,8 +29,8 @@ pub(in crate::train) fn save_gradients(
 ) -> Result<(), ResumeError> {
     let step = run.state.train_state.step + 1;
     let is_due = |dump: &Option<Dump>| dump.as_ref().is_some_and(|dump| dump.is_due(step));
-    let (weights, streams) = (is_due(&run.outputs.dumps.weights), is_due(&run.outputs.dumps.streams));
-    if !weights && !streams {
+    let (weights, residuals) = (is_due(&run.outputs.dumps.weights), is_due(&run.outputs.dumps.residuals));
+    if !weights && !residuals {
         return Ok(());
     }
     // Gradients are not written while a background save is running.
@@ -41,12 +41,12 @@ pub(in crate::train) fn save_gradients(
         let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(ResumeError::from))?;
         write(run, "weights", run.outputs.dumps.weights.as_ref(), tensors)?;
     }
-    if streams {
+    if residuals {
         let unscale = unscale / run.training.optimizer.distribution().loss_factor();
-        let kept = run.training.stream_gradients.end();
-        let tensors = stream_gradients(run, kept, unscale as f32);
+        let kept = run.training.residual_gradients.end();
+        let tensors = residual_gradients(run, kept, unscale as f32);
         let tensors = agreement::agree(&run.groups, "copying gradients", tensors.map_err(ResumeError::from))?;
-        write(run, "activations", run.outputs.dumps.streams.as_ref(), tensors)?;
+        write(run, "activations", run.outputs.dumps.residuals.as_ref(), tensors)?;
     }
     Ok(())
 }
@@ -106,9 +106,9 @@ fn weight_gradients(run: &TrainingRun, unscale: f64) -> Result<Vec<ShardTensor>,
 /// Gradients of the residual stream that this rank saves: for each segment a tensor
 /// `[micro-batches, samples, tokens, hidden size]` of its input, with the samples of all
 /// data-parallel ranks in rank order.
-fn stream_gradients(
+fn residual_gradients(
     run: &TrainingRun,
-    kept: BTreeMap<String, Vec<StreamPart>>,
+    kept: BTreeMap<String, Vec<ResidualPart>>,
     unscale: f32,
 ) -> Result<Vec<ShardTensor>, CheckpointError> {
     let groups = &run.groups;

@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use burn::tensor::Tensor;
 
-use crate::train::engine::streams::numbers;
+use crate::train::engine::residual_stream::numbers;
 
-/// The part of the stream of a micro-batch that this rank has.
+/// Gradient of this rank's part of the residual stream of a micro-batch.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::train) struct StreamPart {
+pub(in crate::train) struct ResidualPart {
     /// Samples, tokens, hidden size.
     pub shape: [usize; 3],
     /// Values of the gradient.
@@ -21,12 +21,12 @@ pub(in crate::train) struct StreamPart {
 /// for each micro-batch in order. In steps that do not keep gradients, a call costs one atomic
 /// load.
 #[derive(Debug, Default)]
-pub(in crate::train) struct StreamGradients {
+pub(in crate::train) struct ResidualGradients {
     is_on: AtomicBool,
-    kept: Mutex<BTreeMap<String, Vec<StreamPart>>>,
+    kept: Mutex<BTreeMap<String, Vec<ResidualPart>>>,
 }
 
-impl StreamGradients {
+impl ResidualGradients {
     /// Starts or stops keeping gradients, and drops the kept ones.
     pub fn begin(&self, is_on: bool) {
         self.is_on.store(is_on, Ordering::Relaxed);
@@ -42,7 +42,7 @@ impl StreamGradients {
     /// micro-batches.
     pub fn add(&self, segment: impl FnOnce() -> String, gradient: &Tensor<3>) {
         if self.are_on() {
-            let part = StreamPart { shape: gradient.dims(), values: numbers(gradient.clone()) };
+            let part = ResidualPart { shape: gradient.dims(), values: numbers(gradient.clone()) };
             self.kept().entry(segment()).or_default().push(part);
         }
     }
@@ -55,12 +55,12 @@ impl StreamGradients {
     }
 
     /// Stops keeping gradients, and returns the kept ones.
-    pub fn end(&self) -> BTreeMap<String, Vec<StreamPart>> {
+    pub fn end(&self) -> BTreeMap<String, Vec<ResidualPart>> {
         self.is_on.store(false, Ordering::Relaxed);
         std::mem::take(&mut *self.kept())
     }
 
-    fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Vec<StreamPart>>> {
+    fn kept(&self) -> MutexGuard<'_, BTreeMap<String, Vec<ResidualPart>>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn gradients_are_kept_where_they_are_wanted_in_the_order_of_micro_batches() {
-        let kept = StreamGradients::default();
+        let kept = ResidualGradients::default();
         let gradient = |value: f32| Tensor::<3>::from_data([[[value, 2.0], [3.0, 4.0], [5.0, 6.0]]], &Device::flex());
         kept.add(|| unreachable!("nothing is kept"), &gradient(0.0));
         kept.begin(true);
@@ -83,7 +83,7 @@ mod tests {
         kept.add(|| "head".into(), &gradient(-1.0));
         let all = kept.end();
         assert_eq!(all["head"].len(), 2);
-        assert_eq!(all["head"][0], StreamPart { shape: [1, 3, 2], values: vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0] });
+        assert_eq!(all["head"][0], ResidualPart { shape: [1, 3, 2], values: vec![1.0, 2.0, 3.0, 4.0, 5.0, 6.0] });
         assert_eq!(all["head"][1].values[0], -1.0);
         assert!(!kept.are_on() && kept.end().is_empty());
     }
