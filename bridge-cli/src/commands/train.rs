@@ -350,7 +350,7 @@ impl Arguments {
         let mut options = RunOptions::new(registry());
         options.groups = groups;
         options.rank_env = rank_env;
-        options.started = started;
+        options.program_start = started;
         options.node = std::env::var(NODE_VARIABLE).ok();
         options.verbosity = speech.verbosity();
         options.signals = WatchSignals::Process;

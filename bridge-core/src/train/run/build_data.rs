@@ -16,14 +16,13 @@ use crate::train::resume::lineage::{Lineage, ResumeReport};
 use crate::train::run::error::TrainError;
 use crate::train::run::preparation::{Preparation, prepare_text_of_ranks};
 
-/// Kind of datasets that read files of examples.
-/// The data of a run that starts from `begun`. Another process that needs the same text may have it
-/// when all ranks have opened it.
+/// The data of a run that starts from `initial_state`. Another process that needs the same text may
+/// have it when all ranks have opened it.
 pub(in crate::train) fn build_data(
     preparation: &Preparation,
     registry: &Registry,
     lineage: &Lineage,
-    begun: &TrainState,
+    initial_state: &TrainState,
 ) -> Result<(Arc<RunConfig>, RunData, ResumeReport), TrainError> {
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;
@@ -52,7 +51,7 @@ pub(in crate::train) fn build_data(
     };
     let report = agreement::agree(groups, "comparing the data with the checkpoint's", report)?;
     drop(text);
-    agreement::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, begun))?;
+    agreement::agree(groups, "looking at the data's length", check_lengths(config_of_run, &data, initial_state))?;
     Ok((config, data, report))
 }
 

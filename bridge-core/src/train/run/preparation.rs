@@ -32,7 +32,7 @@ pub(in crate::train) struct Preparation<'a> {
     pub config: &'a Arc<RunConfig>,
     pub groups: &'a ProcessGroups,
     /// This rank among those of its machine.
-    pub place: LocalRank,
+    pub local_rank: LocalRank,
     /// Tokenizer of the checkpoint that the run resumes from.
     pub base: Option<&'a Arc<HuggingFaceTokenizer>>,
     pub stop_requests: &'a StopRequests,
@@ -48,14 +48,14 @@ pub(in crate::train) struct Preparation<'a> {
 /// Text that cannot be prepared; [`TrainError::Stopped`] on every rank as soon as a signal or the
 /// cancel handle asks one of them to stop.
 pub(in crate::train) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<PreparedText, TrainError> {
-    let Preparation { config, groups, place, base, .. } = *preparation;
+    let Preparation { config, groups, local_rank, base, .. } = *preparation;
     let named = |error| name_setting(config, error);
     let is_first = agreement::is_first(groups);
     let mut text = None;
     if config.dataset.source.is_some() {
         text = preparation.in_turn(is_first)?;
-        if place.size < groups.world().size() && !is_read_by_one(config) {
-            text = text.or(preparation.in_turn(!is_first && place.rank == 0)?);
+        if local_rank.size < groups.world().size() && !is_read_by_one(config) {
+            text = text.or(preparation.in_turn(!is_first && local_rank.rank == 0)?);
         }
     }
     Ok(agreement::agree(groups, DOING, text.map_or_else(|| prepared_text(config, base).map_err(named), Ok))?)

@@ -49,7 +49,7 @@ pub struct RunOptions {
     pub rank_env: RankEnv,
     /// When the program began: `train.exit_duration_in_mins` counts from here, so that set-up
     /// counts too.
-    pub started: Instant,
+    pub program_start: Instant,
 }
 
 impl RunOptions {
@@ -69,7 +69,7 @@ impl RunOptions {
             groups: ProcessGroups::single(),
             node: None,
             rank_env: RankEnv::default(),
-            started: Instant::now(),
+            program_start: Instant::now(),
         }
     }
 }

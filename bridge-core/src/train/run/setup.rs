@@ -19,6 +19,7 @@ use crate::optim::{
     Distribution, GradientBuffer, GradientReducer, OffloadedElements, Optimizer, OverrideProvider, Sharding,
 };
 use crate::plan;
+use crate::resilience::Heartbeat;
 use crate::resilience::rerun::{RankLocation, RerunStateMachine};
 use crate::schedule::{NumMicrobatchesCalculator, OptimizerParamScheduler};
 use crate::timers::Timers;
@@ -37,7 +38,7 @@ use crate::train::error::CommonError;
 use crate::train::objectives::dpo;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::{self, DeviceError, LocalRank, select_device_of_rank};
-use crate::train::ranks::rank_env::{RankEnv, RankUnit};
+use crate::train::ranks::rank_env::RankUnit;
 use crate::train::ranks::threads::set_num_threads;
 use crate::train::reporting::memory_check;
 use crate::train::reporting::reporter::Reporter;
@@ -83,16 +84,18 @@ fn remarks(config: &RunConfig, groups: &ProcessGroups, formats: &[WeightFormat],
 pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, TrainError> {
     let config = Arc::new(config);
     let (registry, groups) = (&options.registry, &options.groups);
-    let place = options.rank_env.place.unwrap_or(agreement::local_rank(groups.world())?);
+    let local_rank = options.rank_env.place.unwrap_or(agreement::local_rank(groups.world())?);
     let heartbeat = Arc::clone(&options.rank_env.heartbeat);
     // Validate before writing any file.
-    let checked = check(&config, &options, place)?;
+    let checked = check(&config, &options, local_rank)?;
     let manager = agreement::agree(groups, "checking the run", named_manager(&config, &options.managers))?;
-    let start = find_start(&config, &registry.weights, groups, manager.as_ref())?;
+    let checkpoint_start = find_start(&config, &registry.weights, groups, manager.as_ref())?;
     let teacher = teacher::find(&config, registry, groups)?;
-    let begun = start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
-    let config = config.continued_after(begun.step, begun.consumed_train_samples).map_or(config, Arc::new);
-    let lineage = Lineage::from_run(&config, &registry.kinds(), start.as_ref(), options.rank_env.run.clone());
+    let initial_state = checkpoint_start.as_ref().map_or_else(|| Ok(TrainState::default()), Start::train_state)?;
+    let config =
+        config.continued_after(initial_state.step, initial_state.consumed_train_samples).map_or(config, Arc::new);
+    let lineage =
+        Lineage::from_run(&config, &registry.kinds(), checkpoint_start.as_ref(), options.rank_env.run.clone());
     let lineage = agreement::agree(groups, "comparing the run with its checkpoint", lineage)?;
     let mut reporter = Reporter::new(&config, options.console, options.verbosity, groups.world().rank());
     let mut signals = options.signals.install(&config, options.rank_env.unit)?;
@@ -100,44 +103,48 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let watchdog = Watchdog::start(&config, groups, options.signals, rank_env, &mut signals, progress);
     let watchdog = agreement::agree(groups, "watching signals", watchdog)?;
     let stop_requests =
-        StopRequests::new(groups, signals, watchdog, options.cancel, options.started, Arc::clone(&heartbeat))?;
+        StopRequests::new(groups, signals, watchdog, options.cancel, options.program_start, Arc::clone(&heartbeat))?;
     let preparation = Preparation {
         config: &config,
         groups,
-        place,
+        local_rank,
         base: lineage.tokenizer(),
         stop_requests: &stop_requests,
         reporter: &reporter,
     };
-    let (config, data, report) = build_data(&preparation, registry, &lineage, &begun)?;
-    let report = report.with(remarks(&config, groups, &registry.weights, start.as_ref()));
-    let padded_vocab_size = vocabulary::rows(&config, &data, start.as_ref(), &reporter)?;
+    let (config, data, report) = build_data(&preparation, registry, &lineage, &initial_state)?;
+    let report = report.with(remarks(&config, groups, &registry.weights, checkpoint_start.as_ref()));
+    let padded_vocab_size = vocabulary::rows(&config, &data, checkpoint_start.as_ref(), &reporter)?;
     let teacher = check_teacher_and_memory(teacher, &preparation, &data, padded_vocab_size, &registry.models)?;
     reporter.count_epochs(data.epoch_samples());
-    let opening = Opening {
-        config: &config,
-        start: start.as_ref(),
-        begun: &begun,
-        lineage: &lineage,
-        rank_env: &options.rank_env,
-        warnings: &report.warnings,
-    };
-    let outputs = open_outputs(reporter, groups, &opening, options.sinks, manager)?;
+    let lock = open_logs(
+        &mut reporter,
+        groups,
+        &config,
+        checkpoint_start.as_ref(),
+        &initial_state,
+        &lineage,
+        rank_env.faults,
+        &report.warnings,
+        options.sinks,
+    );
+    let lock = agreement::agree(groups, "opening logs", lock)?;
+    let outputs = open_outputs(reporter, groups, &config, &initial_state, &heartbeat, lock, manager)?;
     let timers = Arc::new(timers(&config, &checked.device.clone().without_autodiff()));
     let parts = Parts {
         checked,
         forward_step: dpo::step_of(&config, options.forward_step),
         provider: options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config))),
         padded_vocab_size,
-        may_be_absent: start.is_none() || Strictness::from_config(&config).allows_absent(),
+        may_be_absent: checkpoint_start.is_none() || Strictness::from_config(&config).allows_absent(),
     };
     let training = build_training(&config, groups, parts, &timers)?;
-    let placement = device::rank_location(&config, groups.world().rank(), place, options.node);
-    let losses = loss_watch(&config, placement.clone());
+    let location = device::rank_location(&config, groups.world().rank(), local_rank, options.node);
+    let losses = loss_watch(&config, location.clone());
     let mut run = TrainingRun {
-        subsystems: Subsystems::new(&config, groups, losses, placement, &options.rank_env, options.subsystems)?,
+        subsystems: Subsystems::new(&config, groups, losses, location, &options.rank_env, options.subsystems)?,
         inputs: Inputs {
-            tokenizer_files: tokenizer_files(&data, start.as_ref())?,
+            tokenizer_files: tokenizer_files(&data, checkpoint_start.as_ref())?,
             data,
             lineage: report.record,
             padded_vocab_size,
@@ -153,13 +160,13 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         timers,
         heartbeat,
     };
-    restore(&mut run, start.as_ref(), &lineage, teacher)?;
+    restore(&mut run, checkpoint_start.as_ref(), &lineage, teacher)?;
     announce_start(&mut run).map(|()| run)
 }
 
-/// Loss checks, for the rank of `placement`.
-fn loss_watch(config: &RunConfig, placement: RankLocation) -> LossWatch {
-    LossWatch::new(RerunStateMachine::new(settings::rerun(config, placement)), settings::loss_checks(config))
+/// Loss checks, for the rank of `location`.
+fn loss_watch(config: &RunConfig, location: RankLocation) -> LossWatch {
+    LossWatch::new(RerunStateMachine::new(settings::rerun(config, location)), settings::loss_checks(config))
 }
 
 /// Loads the checkpoint that the run begins with, and builds its teacher. All ranks call this
@@ -368,10 +375,10 @@ struct Checked {
 }
 
 /// Checks the run before it writes any file. All ranks call this together.
-fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<Checked, TrainError> {
+fn check(config: &RunConfig, options: &RunOptions, local_rank: LocalRank) -> Result<Checked, TrainError> {
     let RunOptions { registry, groups, .. } = options;
     let checked =
-        check_graphs_supported(config, options.rank_env.unit).and_then(|()| check_rank(config, registry, place));
+        check_graphs_supported(config, options.rank_env.unit).and_then(|()| check_rank(config, registry, local_rank));
     let checked = agreement::agree(groups, "checking the run", checked)?;
     let outputs = if agreement::is_first(groups) { check_outputs(config) } else { Ok(()) };
     agreement::agree(groups, "checking the run", outputs)?;
@@ -381,14 +388,14 @@ fn check(config: &RunConfig, options: &RunOptions, place: LocalRank) -> Result<C
 }
 
 /// Checks what this rank alone can check: device, paths, model section.
-fn check_rank(config: &RunConfig, registry: &Registry, place: LocalRank) -> Result<Checked, TrainError> {
+fn check_rank(config: &RunConfig, registry: &Registry, local_rank: LocalRank) -> Result<Checked, TrainError> {
     config.check_paths()?;
     if let Some(threads) = config.train.num_threads {
         set_num_threads(threads)?;
     }
     let sees_only_its_own = config.dist.external_gpu_device_mapping;
-    let place = if sees_only_its_own { LocalRank::ALONE } else { place };
-    let device = select_device_of_rank(&config.device, place)?.autodiff();
+    let local_rank = if sees_only_its_own { LocalRank::ALONE } else { local_rank };
+    let device = select_device_of_rank(&config.device, local_rank)?.autodiff();
     let params_dtype = settings::params_dtype(config);
     if !device.supports_dtype(burn::tensor::DType::from(params_dtype)) {
         return Err(DeviceError::NoArithmetic { found: config.device.clone(), dtype: params_dtype }.into());
@@ -406,32 +413,21 @@ fn check_graphs_supported(config: &RunConfig, unit: RankUnit) -> Result<(), Trai
     if records && are_threads { Err(TrainError::GraphsOfThreads) } else { Ok(()) }
 }
 
-/// Inputs of [`open_outputs`].
-struct Opening<'a> {
-    config: &'a Arc<RunConfig>,
-    start: Option<&'a Start>,
-    begun: &'a TrainState,
-    lineage: &'a Lineage,
-    rank_env: &'a RankEnv,
-    /// Differences of the run from the checkpoint that it resumes from.
-    warnings: &'a [String],
-}
-
-/// Opens logs and checkpoint folders of the run. All ranks call this together.
+/// Opens the checkpoint folders of the run. All ranks call this together.
 fn open_outputs(
-    mut reporter: Reporter,
+    reporter: Reporter,
     groups: &ProcessGroups,
-    opening: &Opening,
-    sinks: Vec<Box<dyn Sink>>,
+    config: &RunConfig,
+    initial_state: &TrainState,
+    heartbeat: &Arc<Heartbeat>,
+    lock: Option<RunLock>,
     manager: Option<NamedManager>,
 ) -> Result<Outputs, TrainError> {
-    let lock = agreement::agree(groups, "opening logs", open_logs(&mut reporter, groups, opening, sinks))?;
-    let Opening { config, begun, rank_env: RankEnv { heartbeat, .. }, .. } = *opening;
     Ok(Outputs {
         reporter,
         saver: Saver::open(config, groups, heartbeat, manager)?,
         dumps: GradientDumps::open(config, groups, heartbeat)?,
-        non_persistent: NonPersistentSaves::open(config, groups, begun.step, heartbeat)?,
+        non_persistent: NonPersistentSaves::open(config, groups, initial_state.step, heartbeat)?,
         lock,
         last_saved_step: None,
         from_non_persistent: false,
@@ -439,24 +435,30 @@ fn open_outputs(
     })
 }
 
-/// Opens the logs of the run. Only rank 0 locks it.
+/// Opens the logs of the run, and notes its start. `faults` counts faults of the run before this
+/// start; `warnings` are differences from the checkpoint that the run resumes from. Only rank 0
+/// locks the run.
 fn open_logs(
     reporter: &mut Reporter,
     groups: &ProcessGroups,
-    opening: &Opening,
+    config: &Arc<RunConfig>,
+    checkpoint_start: Option<&Start>,
+    initial_state: &TrainState,
+    lineage: &Lineage,
+    faults: u32,
+    warnings: &[String],
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
-    let Opening { config, start, begun, lineage, rank_env, warnings } = *opening;
     reporter.set_config(config);
-    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, rank_env.faults)?) } else { None };
-    reporter.open_sinks(&lineage.run, begun, sinks)?;
+    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
+    reporter.open_sinks(&lineage.run, initial_state, sinks)?;
     if agreement::is_first(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);
         }
         reporter.configuration(&config.log_non_default_values());
     }
-    if let Some(start) = start {
+    if let Some(start) = checkpoint_start {
         reporter.note(&start.message);
     } else if let Some(load) = &config.checkpoint.load {
         reporter.note(&format!("no checkpoint in {}: starting from scratch", load.display()));
