@@ -3,13 +3,11 @@
 
 use bridge_dist::comm::{BufferMut, CommError, CommErrorKind, Communicator, Group, ReduceOp, all_gather_bytes};
 use bridge_dist::mesh::ProcessGroups;
-use burn::tensor::Device;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use crate::config::RunConfig;
-use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory};
 use crate::train::engine::forward_step::{Losses, Ratio};
 use crate::train::error::{Classified, CommonError};
 use crate::train::ranks::device::LocalRank;
@@ -106,20 +104,20 @@ fn program_failed(world: &dyn Communicator, rank: usize, doing: &str) -> CommErr
 }
 
 /// Runs `work` on rank 0 first, then on all other ranks, which find rank 0's files.
-pub(in crate::train) fn first_alone<T, E: Classified + From<CommonError>>(
+pub(in crate::train) fn rank_zero_first<T, E: Classified + From<CommonError>>(
     groups: &ProcessGroups,
     doing: &str,
     mut work: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
     let mut done = None;
-    let first = if is_first(groups) { work().map(|value| done = Some(value)) } else { Ok(()) };
+    let first = if is_rank_zero(groups) { work().map(|value| done = Some(value)) } else { Ok(()) };
     agree(groups, doing, first)?;
     let value = done.map_or_else(work, Ok);
     agree(groups, doing, value)
 }
 
 /// True for rank 0, which prints and writes logs.
-pub(in crate::train) fn is_first(groups: &ProcessGroups) -> bool {
+pub(in crate::train) fn is_rank_zero(groups: &ProcessGroups) -> bool {
     groups.world().rank() == 0
 }
 
@@ -231,22 +229,4 @@ pub(in crate::train) fn any(world: &Group, vote: bool) -> Result<bool, CommError
     let mut figures = [f64::from(u8::from(vote))];
     max(world, &mut figures)?;
     Ok(figures[0] > 0.0)
-}
-
-/// Memory as this rank sees it.
-pub(in crate::train) fn memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
-    let process = format!("{}\n{}", host_name(), std::process::id());
-    let device = device.memory_pool_usage().map(|usage| DeviceMemory {
-        allocated_bytes: usage.bytes_in_use,
-        reserved_bytes: usage.bytes_reserved,
-        num_allocations: usage.number_allocs,
-    });
-    RankMemory {
-        process: XxHash3_64::oneshot(process.as_bytes()),
-        is_first_replica: groups.data().rank() == 0,
-        host: HostMemory::read(),
-        device,
-        allocator: AllocatorMemory::read(),
-        used_on_device: None,
-    }
 }

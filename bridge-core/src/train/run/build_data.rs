@@ -27,7 +27,7 @@ pub(in crate::train) fn build_data(
     let Preparation { config, groups, reporter, .. } = *preparation;
     let text = prepare_text_of_ranks(preparation)?;
     let build = |config: &Arc<RunConfig>| {
-        agreement::first_alone(groups, "preparing data", || {
+        agreement::rank_zero_first(groups, "preparing data", || {
             RunData::build(config, &registry.datasets, &text, &reporter.progress(), data_parallel(groups), None)
         })
     };
@@ -41,7 +41,7 @@ pub(in crate::train) fn build_data(
         data = build(&config)?;
     }
     let config_of_run = &config;
-    let report = match agreement::is_first(groups) {
+    let report = match agreement::is_rank_zero(groups) {
         true => {
             let report = lineage.check_data(config_of_run, &data, text.prefix.as_deref());
             let unevaluated = unevaluated(config_of_run, data.has_valid());

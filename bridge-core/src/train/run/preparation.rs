@@ -50,7 +50,7 @@ pub(in crate::train) struct Preparation<'a> {
 pub(in crate::train) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<PreparedText, TrainError> {
     let Preparation { config, groups, local_rank, base, .. } = *preparation;
     let named = |error| name_setting(config, error);
-    let is_first = agreement::is_first(groups);
+    let is_first = agreement::is_rank_zero(groups);
     let mut text = None;
     if config.dataset.source.is_some() {
         text = preparation.in_turn(is_first)?;

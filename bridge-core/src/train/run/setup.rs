@@ -69,7 +69,7 @@ use crate::train::subsystems::{LossWatch, Subsystems, check_metric};
 
 /// Messages about another program's weights that a run starts from, on rank 0.
 fn remarks(config: &RunConfig, groups: &ProcessGroups, formats: &[WeightFormat], start: Option<&Start>) -> Vec<String> {
-    let begins = start.is_some_and(|start| start.is_pretrained) && agreement::is_first(groups);
+    let begins = start.is_some_and(|start| start.is_pretrained) && agreement::is_rank_zero(groups);
     begins.then(|| remark_on_foreign(config, formats)).flatten().into_iter().collect()
 }
 
@@ -380,7 +380,7 @@ fn check(config: &RunConfig, options: &RunOptions, local_rank: LocalRank) -> Res
     let checked =
         check_graphs_supported(config, options.rank_env.unit).and_then(|()| check_rank(config, registry, local_rank));
     let checked = agreement::agree(groups, "checking the run", checked)?;
-    let outputs = if agreement::is_first(groups) { check_outputs(config) } else { Ok(()) };
+    let outputs = if agreement::is_rank_zero(groups) { check_outputs(config) } else { Ok(()) };
     agreement::agree(groups, "checking the run", outputs)?;
     let metric = check_metric(config, options.forward_step.as_ref()).map_err(CommonError::from);
     agreement::agree(groups, "checking the run", metric)?;
@@ -450,9 +450,9 @@ fn open_logs(
     sinks: Vec<Box<dyn Sink>>,
 ) -> Result<Option<RunLock>, TrainError> {
     reporter.set_config(config);
-    let lock = if agreement::is_first(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
+    let lock = if agreement::is_rank_zero(groups) { Some(RunLock::acquire(config, faults)?) } else { None };
     reporter.open_sinks(&lineage.run, initial_state, sinks)?;
-    if agreement::is_first(groups) {
+    if agreement::is_rank_zero(groups) {
         for warning in config.warnings() {
             reporter.warn(warning);
         }

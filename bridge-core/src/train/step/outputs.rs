@@ -53,7 +53,7 @@ impl Outputs {
         if let Some(report) = report {
             self.heartbeat.checkpoint_saved(report.iteration);
         }
-        if let Some(report) = report.filter(|_| agreement::is_first(groups)) {
+        if let Some(report) = report.filter(|_| agreement::is_rank_zero(groups)) {
             self.reporter.save(state, SaveStage::Ended, report.iteration, Some(report));
         }
     }

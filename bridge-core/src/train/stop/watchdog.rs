@@ -90,7 +90,7 @@ impl Watchdog {
             return Err(error.into());
         }
         let rank = (rank_env.unit == RankUnit::Process).then(|| groups.world().rank());
-        if rank.is_none() && !agreement::is_first(groups) {
+        if rank.is_none() && !agreement::is_rank_zero(groups) {
             return Ok(None);
         }
         let settings = &config.checkpoint;
@@ -102,7 +102,7 @@ impl Watchdog {
             flag: signals.flag(),
             heartbeat: Arc::clone(&rank_env.heartbeat),
             progress,
-            is_told: AtomicBool::new(!agreement::is_first(groups)),
+            is_told: AtomicBool::new(!agreement::is_rank_zero(groups)),
             is_over: AtomicBool::new(false),
         };
         let started = Self::spawn(watch, signals);

@@ -90,7 +90,7 @@ impl Subsystem for Heartbeats {
         agreement::max(run.groups.world(), &mut longest)?;
         let mut limits = self.sign.limits.lock().unwrap_or_else(PoisonError::into_inner);
         *limits = limits.learned(longest);
-        if agreement::is_first(run.groups)
+        if agreement::is_rank_zero(run.groups)
             && let Err(error) = limits.write(&self.root)
         {
             run.warn(&format!("limits of sections were not kept: {error}"));

@@ -7,6 +7,7 @@ use crate::logging::{Figure, GIB, Gpu, MemoryOfRanks, RankMemory, format_memory_
 use crate::train::error::CommonError;
 use crate::train::ranks::agreement;
 use crate::train::ranks::device::cuda_number;
+use crate::train::reporting::rank_memory::rank_memory;
 use crate::train::reporting::report::{StepReport, is_reported_every};
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
@@ -24,7 +25,7 @@ pub(super) struct MemoryOfRun {
 impl MemoryOfRun {
     /// Memory as this rank sees it, with the statistics that the recipe asks for.
     fn measured(&self, run: &RunContext) -> RankMemory {
-        let memory = agreement::memory(run.groups, run.device());
+        let memory = rank_memory(run.groups, run.device());
         if !run.state.config.logger.log_device_memory_used {
             return memory;
         }

@@ -53,7 +53,7 @@ impl Subsystem for Stragglers {
     }
 
     fn on_run_start(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
-        if let Some(times) = self.times.as_mut().filter(|_| agreement::is_first(run.groups)) {
+        if let Some(times) = self.times.as_mut().filter(|_| agreement::is_rank_zero(run.groups)) {
             times.listen(run);
         }
         Ok(())
@@ -176,7 +176,7 @@ impl ScoreReports {
         let usual = self.detector.usual_before(times.own(), self.num_microbatches);
         let windows = gather(run, placement, times, usual)?;
         let report = self.detector.judge(&windows, steps.len());
-        if agreement::is_first(run.groups) {
+        if agreement::is_rank_zero(run.groups) {
             // For those who look at the run. A disk that is full ends no run.
             let scores = scores_of(run.state.train_state.step, &windows, &report);
             if let Err(error) = scores.write(&run.state.config.logger.log_dir) {
@@ -267,7 +267,7 @@ impl TimeReports {
         let steps = std::mem::take(&mut self.steps);
         let windows = RankTimes::undisturbed(&steps).map(|times| gather(run, placement, times, None)).transpose()?;
         // Only rank 0 has a port.
-        let wish = agreement::is_first(run.groups) && self.wish.load(Ordering::Relaxed);
+        let wish = agreement::is_rank_zero(run.groups) && self.wish.load(Ordering::Relaxed);
         self.is_on = agreement::any(run.groups.world(), wish)?;
         Ok(windows.map(|windows| {
             let flops = step.flops.map(|flops| flops / windows.len() as f64);

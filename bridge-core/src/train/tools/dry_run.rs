@@ -12,6 +12,7 @@ use crate::plan::{self, PlanOptions};
 use crate::train::data::text::{check_source, tokenizer_rows};
 use crate::train::ranks::agreement;
 use crate::train::reporting::memory_check::needed_by_rank;
+use crate::train::reporting::rank_memory::rank_memory;
 use crate::train::reporting::report::StepReport;
 use crate::train::run::error::TrainError;
 use crate::train::subsystems::contract::{Agreement, LoopRequest, RunContext, Subsystem};
@@ -102,11 +103,11 @@ impl Subsystem for Watch {
         if step.iteration < STEPS as u64 {
             return Ok(LoopRequest::default());
         }
-        let mine = agreement::memory(run.groups, run.device());
+        let mine = rank_memory(run.groups, run.device());
         let all = agreement::gather(run.groups.world(), &mine)?;
         let config = &run.state.config;
         let peaks = peaks(&all);
-        if let Some(tell) = self.tell.take().filter(|_| agreement::is_first(run.groups)) {
+        if let Some(tell) = self.tell.take().filter(|_| agreement::is_rank_zero(run.groups)) {
             tell(DryRunReport {
                 world_size: all.len(),
                 processes: peaks.len(),

@@ -57,7 +57,7 @@ fn write(run: &TrainingRun, of: &str, dump: Option<&Dump>, tensors: Vec<ShardTen
     let step = run.state.train_state.step + 1;
     let extra = [(GRADIENTS.to_owned(), of.into())].into_iter().collect();
     let train_state = TrainState { step, extra, ..TrainState::default() };
-    let run_config = if agreement::is_first(&run.groups) { run.state.config.to_toml() } else { String::new() };
+    let run_config = if agreement::is_rank_zero(&run.groups) { run.state.config.to_toml() } else { String::new() };
     let files = RunFiles { train_state, run_config, ..RunFiles::default() };
     let name = folder_name(&dump.root).to_owned();
     let snapshot = Snapshot { run: files, groups: vec![TensorGroup { name, tensors }] };

@@ -101,7 +101,7 @@ pub(in crate::train) fn find_teacher(
     groups: &ProcessGroups,
 ) -> Result<Checkpoint, ResumeError> {
     let imported = config.logger.log_dir.join(TEACHER_FOLDER);
-    let made = if agreement::is_first(groups) { import_to(path, formats, &imported).map(drop) } else { Ok(()) };
+    let made = if agreement::is_rank_zero(groups) { import_to(path, formats, &imported).map(drop) } else { Ok(()) };
     agreement::agree(groups, "importing the teacher", made)?;
     open_newest(&root_of(path, formats, &imported), "distillation.teacher", groups)
 }

@@ -47,7 +47,7 @@ pub(in crate::train) fn restore(run: &mut TrainingRun, start: &Start) -> Result<
         }
         _ => unmatched.unused.extend(foreign),
     }
-    if agreement::is_first(&groups) {
+    if agreement::is_rank_zero(&groups) {
         unmatched.warnings(start.checkpoint.path()).iter().for_each(|warning| run.outputs.reporter.warn(warning));
     }
     run.unmatched = unmatched;

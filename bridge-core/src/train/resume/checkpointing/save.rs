@@ -39,7 +39,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
     }
     drop(timer);
     run.outputs.last_saved_step = Some(step);
-    if agreement::is_first(&run.groups) {
+    if agreement::is_rank_zero(&run.groups) {
         run.outputs.reporter.save(&run.state, stage, step, report.as_ref());
     }
     run.heartbeat.enter(Section::OutOfSection);
@@ -127,8 +127,11 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
         let tensors = saved_states(state, distribution, &all_shards, &parameters)?;
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
     }
-    let run =
-        if agreement::is_first(&run.groups) { run_files(run, state)? } else { step_only(run.state.train_state.step) };
+    let run = if agreement::is_rank_zero(&run.groups) {
+        run_files(run, state)?
+    } else {
+        step_only(run.state.train_state.step)
+    };
     Ok(Snapshot { run, groups })
 }
 

@@ -57,7 +57,7 @@ pub(in crate::train) fn find_start(
     groups: &ProcessGroups,
     manager: Option<&NamedManager>,
 ) -> Result<Option<Start>, ResumeError> {
-    let fetched = if agreement::is_first(groups) { fetch(config, manager) } else { Ok(String::new()) };
+    let fetched = if agreement::is_rank_zero(groups) { fetch(config, manager) } else { Ok(String::new()) };
     let fetched = agreement::agree(groups, "fetching a checkpoint", fetched)?;
     let start = find_here(config, formats, groups)?;
     Ok(start.map(|start| Start { message: format!("{fetched}{}", start.message), ..start }))
@@ -97,9 +97,10 @@ fn find_here(
     let notes: String = notes.into_iter().map(|note| format!("{note}\n")).collect();
     match (newer, persistent) {
         (Some(Newer { checkpoint, assembled, message }), persistent) => {
-            let damage = persistent.err().filter(|_| agreement::is_first(groups));
+            let damage = persistent.err().filter(|_| agreement::is_rank_zero(groups));
             let damage = damage.map(|error| format!("{error}\n")).unwrap_or_default();
-            let message = if agreement::is_first(groups) { format!("{damage}{notes}{message}") } else { String::new() };
+            let message =
+                if agreement::is_rank_zero(groups) { format!("{damage}{notes}{message}") } else { String::new() };
             let pretrained_root = pretrained_root(config, formats);
             Ok(Some(Start {
                 checkpoint,
@@ -135,7 +136,7 @@ fn find_persistent(
         shared = [place, start.checkpoint.iteration() as i64];
     }
     groups.world().broadcast((&mut shared).into(), 0)?;
-    let opened = if agreement::is_first(groups) { Ok(found) } else { open_found(config, formats, shared) };
+    let opened = if agreement::is_rank_zero(groups) { Ok(found) } else { open_found(config, formats, shared) };
     agreement::agree(groups, "opening a checkpoint", opened)
 }
 

@@ -88,7 +88,7 @@ impl NonPersistentSaves {
             return Ok(None);
         };
         let world = groups.world();
-        let is_first = agreement::is_first(groups);
+        let is_first = agreement::is_rank_zero(groups);
         let named = if is_first { name_run(save) } else { Ok(()) };
         agreement::agree(groups, "naming the run", named)?;
         let identity = agreement::agree(groups, "reading the name of the run", identity(save))?.unwrap_or_default();
@@ -281,7 +281,7 @@ fn find_pieces(
     let world = groups.world();
     let leader = agreement::first_of_machine(world)?;
     let assembly = assemble(root, leader, world, above)?;
-    let is_first = agreement::is_first(groups);
+    let is_first = agreement::is_rank_zero(groups);
     let notes = if is_first { assembly.notes } else { Vec::new() };
     let found = assembly.found.map(|found| {
         let from_others = match found.received {
