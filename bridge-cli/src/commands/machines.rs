@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
+use bridge_core::logging::host_name;
+
 use crate::failure::Failure;
 
 /// Time limit for a machine's answer.
@@ -123,8 +125,7 @@ fn is_usable(state: &str) -> bool {
 }
 
 fn is_this_machine(name: &str) -> bool {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name == "localhost" || name == host.trim()
+    name == "localhost" || name == host_name()
 }
 
 /// Runs a command that must end in time; returns whether it succeeded, and its output.

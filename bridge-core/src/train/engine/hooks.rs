@@ -11,15 +11,6 @@ use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
 use crate::train::engine::executor::{RegionContext, RegionHooks};
 use crate::train::engine::forward_step::ForwardStep;
 
-/// Position of a micro-batch in a step, for reductions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::train) enum Reduce {
-    /// Gradients are only accumulated.
-    Later,
-    /// Gradients are complete as backward goes: their reduction starts at once.
-    Now,
-}
-
 /// Training: one micro-batch through one chunk.
 pub(in crate::train) struct TrainHooks<'a> {
     pub(in crate::train) forward_step: &'a mut dyn ForwardStep,
@@ -31,7 +22,9 @@ pub(in crate::train) struct TrainHooks<'a> {
     pub(in crate::train) parameters: &'a mut ShardedParameters,
     /// Index of the chunk.
     pub(in crate::train) chunk: usize,
-    pub(in crate::train) reduce: Reduce,
+    /// True if gradients are complete as backward goes: their reduction starts at once. Otherwise
+    /// they are only accumulated.
+    pub(in crate::train) reduce_now: bool,
 }
 
 impl RegionHooks for TrainHooks<'_> {
@@ -54,27 +47,33 @@ impl RegionHooks for TrainHooks<'_> {
     fn backward_done(&mut self, segments: &Range<usize>) -> Result<(), CommError> {
         // The gradients of a region are held until here anyway.
         self.gradients.flush();
-        match self.reduce {
-            Reduce::Later => Ok(()),
-            Reduce::Now => self.reducer.reduce_complete_buckets(self.chunk, segments.start, self.gradients),
+        if self.reduce_now {
+            self.reducer.reduce_complete_buckets(self.chunk, segments.start, self.gradients)?;
         }
+        Ok(())
     }
 }
 
-/// Evaluation: parameters are gathered where they are sharded; there are no gradients.
+/// Evaluation: parameters are gathered if they are sharded; there are no gradients.
 pub(in crate::train) struct EvaluationHooks<'a> {
-    pub(in crate::train) parameters: &'a mut ShardedParameters,
+    /// Gathers parameters; `None` if the model has all of them, as a reference or a teacher does.
+    pub(in crate::train) parameters: Option<&'a mut ShardedParameters>,
     /// Index of the chunk.
     pub(in crate::train) chunk: usize,
 }
 
 impl RegionHooks for EvaluationHooks<'_> {
     fn before_region(&mut self, chunk: &mut dyn ModelChunk, region: RegionContext<'_>) -> Result<(), CommError> {
-        gather(self.parameters, self.chunk, chunk, region)
+        match &mut self.parameters {
+            Some(parameters) => gather(parameters, self.chunk, chunk, region),
+            None => Ok(()),
+        }
     }
 
     fn parameters_unused(&mut self, chunk: &mut dyn ModelChunk, segments: &Range<usize>) {
-        self.parameters.reshard(self.chunk, chunk, segments);
+        if let Some(parameters) = &mut self.parameters {
+            parameters.reshard(self.chunk, chunk, segments);
+        }
     }
 
     fn objective(&mut self, loss_sum: Tensor<1>) -> Tensor<1> {

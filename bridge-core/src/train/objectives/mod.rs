@@ -2,4 +2,3 @@
 
 pub(in crate::train) mod distillation;
 pub(in crate::train) mod dpo;
-pub(in crate::train) mod reference;

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use twox_hash::XxHash3_64;
 
 use crate::config::RunConfig;
+use crate::logging::host_name;
 use crate::train::engine::forward_step::{Losses, Ratio};
 use crate::train::error::{Classified, CommonError};
 use crate::train::ranks::device::LocalRank;
@@ -163,12 +164,6 @@ fn machines(world: &Group) -> Result<Vec<i64>, CommError> {
     let mut all = vec![0_i64; world.size()];
     world.all_gather((&[mine]).into(), (&mut all).into())?;
     Ok(all)
-}
-
-/// This machine's name; empty where the system does not say.
-pub(in crate::train) fn host_name() -> String {
-    let from_kernel = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    from_kernel.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_default().trim().to_owned()
 }
 
 /// Adds up figures over a group.

@@ -7,8 +7,8 @@ use burn::tensor::DeviceType;
 use burn::tensor::{Device, FloatDType};
 
 use crate::config::RunConfig;
+use crate::logging::host_name;
 use crate::resilience::rerun::RankLocation;
-use crate::train::ranks::agreement;
 
 /// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -265,7 +265,7 @@ pub(in crate::train) fn rank_location(
     place: LocalRank,
     node: Option<String>,
 ) -> RankLocation {
-    RankLocation { rank, node: node.unwrap_or_else(agreement::host_name), device: device_index(config, place) }
+    RankLocation { rank, node: node.unwrap_or_else(host_name), device: device_index(config, place) }
 }
 
 /// Number of a rank's device on its machine: that of its name, else the rank's. The CPU is one

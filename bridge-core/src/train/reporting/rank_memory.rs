@@ -4,12 +4,11 @@ use bridge_dist::mesh::ProcessGroups;
 use burn::tensor::Device;
 use twox_hash::XxHash3_64;
 
-use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory};
-use crate::train::ranks::agreement;
+use crate::logging::{AllocatorMemory, DeviceMemory, HostMemory, RankMemory, host_name};
 
 /// Memory as this rank sees it.
 pub(in crate::train) fn rank_memory(groups: &ProcessGroups, device: &Device) -> RankMemory {
-    let process = format!("{}\n{}", agreement::host_name(), std::process::id());
+    let process = format!("{}\n{}", host_name(), std::process::id());
     let device = device.memory_pool_usage().map(|usage| DeviceMemory {
         allocated_bytes: usage.bytes_in_use,
         reserved_bytes: usage.bytes_reserved,

@@ -155,7 +155,7 @@ fn evaluate_window(
         micro_batches.iter().map(|micro_batch| run.training.prepare(&run.groups, micro_batch)).collect();
     let custom_losses = compute(&run.state.config, || run.training.custom_losses(&run.state, &batches))?;
     let inputs = MicroBatchInput::evaluated(&batches, &custom_losses);
-    let mut work = EvaluationBatches { inputs: &inputs, parameters: run.training.optimizer.parameters() };
+    let mut work = EvaluationBatches { inputs: &inputs, parameters: Some(run.training.optimizer.parameters()) };
     let evaluated = compute(&run.state.config, || {
         run.training.pipeline.evaluate(&mut run.training.chunks, batches.len(), &mut work)
     });

@@ -18,11 +18,10 @@ use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::ForwardStep;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::engine::graphs::MicroBatchGraphs;
-use crate::train::engine::pipeline::{MicroBatchInput, Pipeline};
+use crate::train::engine::pipeline::{EvaluationBatches, MicroBatchInput, Pipeline};
 use crate::train::engine::residual_gradients::ResidualGradients;
 use crate::train::engine::residual_stream::numbers;
 use crate::train::objectives::distillation::Distillation;
-use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::resume::checkpointing::AdapterBase;
 use crate::train::step::error::StepError;
 use crate::train::step::step_flops::SequenceFlops;
@@ -106,9 +105,14 @@ impl Training {
             return self.custom_losses(state, batches);
         };
         let losses = distillation.losses(groups, batches)?;
-        self.custom_loss_figures
-            .extend(losses.iter().flatten().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
+        self.note_figures(&losses);
         Ok(losses)
+    }
+
+    /// Notes the names of the figures that custom losses record.
+    fn note_figures(&mut self, losses: &[Option<CustomLossCall>]) {
+        let recorded = losses.iter().flatten().flat_map(CustomLossCall::recorded);
+        self.custom_loss_figures.extend(recorded.map(|(name, ..)| name));
     }
 
     /// Custom losses of the forward step for micro-batches; the reference, if there is one, runs
@@ -122,19 +126,17 @@ impl Training {
         if self.distillation.is_some() {
             return Ok(batches.iter().map(|_| None).collect());
         }
-        let mut losses = Vec::with_capacity(batches.len());
         // The reference model runs before the pass: its results for a micro-batch are small.
         if let Some(chunks) = &mut self.reference {
             let of_reference: Vec<_> =
                 batches.iter().map(|batch| self.forward_step.reference_loss(batch).map(CustomLossCall::new)).collect();
-            let mut work = ReferenceBatches(MicroBatchInput::evaluated(batches, &of_reference));
+            let inputs = MicroBatchInput::evaluated(batches, &of_reference);
+            let mut work = EvaluationBatches { inputs: &inputs, parameters: None };
             self.pipeline.evaluate(chunks, batches.len(), &mut work).map_err(EngineError::from)?;
         }
-        for batch in batches {
-            let own = self.forward_step.custom_loss(state, batch).map(CustomLossCall::new);
-            self.custom_loss_figures.extend(own.iter().flat_map(CustomLossCall::recorded).map(|(name, ..)| name));
-            losses.push(own);
-        }
+        let losses: Vec<_> =
+            batches.iter().map(|batch| self.forward_step.custom_loss(state, batch).map(CustomLossCall::new)).collect();
+        self.note_figures(&losses);
         let needs_one = self.adapter.as_ref().is_some_and(|adapter| adapter.last_layer().is_some());
         if needs_one && losses.iter().any(Option::is_none) {
             return Err(StepError::NoLoss);

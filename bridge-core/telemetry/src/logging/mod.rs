@@ -10,6 +10,7 @@ mod energy;
 mod files;
 pub mod flight;
 pub mod health;
+mod host;
 mod json_value;
 pub mod losses;
 mod memory;
@@ -34,6 +35,7 @@ mod wandb;
 
 pub use energy::EnergyCounters;
 pub use files::FileError;
+pub use host::host_name;
 pub use json_value::MetricValue;
 pub use memory::{AllocatorMemory, DeviceMemory, HostMemory, MemoryOfRanks, RankMemory, used_on_machine};
 pub use memory_snapshot::{pickle as memory_pickle, table as memory_table};

@@ -11,7 +11,7 @@ use crate::optim::{GradientBuffer, GradientReducer, ShardedParameters};
 use crate::plan::settings;
 use crate::train::engine::executor::RegionHooks;
 use crate::train::engine::forward_step::ForwardStep;
-use crate::train::engine::hooks::{EvaluationHooks, Reduce, TrainHooks};
+use crate::train::engine::hooks::{EvaluationHooks, TrainHooks};
 
 /// When the reductions of a rank start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,10 +81,10 @@ impl MicroBatches for StepWork<'_> {
     fn hooks<'h>(&'h mut self, microbatch: usize, chunk: usize, batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
         // Every schedule takes the micro-batches of a chunk in order.
         let is_last = self.ends_step && microbatch + 1 == self.inputs.len();
-        let reduce = match self.reductions {
-            Reductions::InEachMicroBatch => Reduce::Now,
-            Reductions::InLastMicroBatch if is_last => Reduce::Now,
-            Reductions::InLastMicroBatch | Reductions::Deferred => Reduce::Later,
+        let reduce_now = match self.reductions {
+            Reductions::InEachMicroBatch => true,
+            Reductions::InLastMicroBatch => is_last,
+            Reductions::Deferred => false,
         };
         Box::new(TrainHooks {
             forward_step: self.forward_step,
@@ -94,7 +94,7 @@ impl MicroBatches for StepWork<'_> {
             reducer: self.reducer,
             parameters: self.parameters,
             chunk,
-            reduce,
+            reduce_now,
         })
     }
 }
@@ -116,7 +116,8 @@ impl TrainWork for StepWork<'_> {
 /// Micro-batches to be evaluated.
 pub(in crate::train) struct EvaluationBatches<'a> {
     pub inputs: &'a [MicroBatchInput],
-    pub parameters: &'a mut ShardedParameters,
+    /// Gathers parameters; `None` if the model has all of them, as a reference or a teacher does.
+    pub parameters: Option<&'a mut ShardedParameters>,
 }
 
 impl MicroBatches for EvaluationBatches<'_> {
@@ -125,6 +126,6 @@ impl MicroBatches for EvaluationBatches<'_> {
     }
 
     fn hooks<'h>(&'h mut self, _microbatch: usize, chunk: usize, _batch: &'h Batch) -> Box<dyn RegionHooks + 'h> {
-        Box::new(EvaluationHooks { parameters: self.parameters, chunk })
+        Box::new(EvaluationHooks { parameters: self.parameters.as_deref_mut(), chunk })
     }
 }

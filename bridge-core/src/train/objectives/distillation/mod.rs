@@ -12,9 +12,8 @@ use bridge_dist::mesh::{GroupKind, ProcessGroups};
 use crate::config::DistillationConfig;
 use crate::model::{Batch, CustomLossCall, ModelChunk};
 use crate::train::engine::error::EngineError;
-use crate::train::engine::pipeline::{MicroBatchInput, Pipeline};
+use crate::train::engine::pipeline::{EvaluationBatches, MicroBatchInput, Pipeline};
 use crate::train::error::CommonError;
-use crate::train::objectives::reference::ReferenceBatches;
 use crate::train::ranks::agreement;
 use cache::Cache;
 use loss::{DistillationLoss, Listener, Said};
@@ -68,7 +67,8 @@ impl Distillation {
                 missing.iter().map(|_| Arc::new(Listener::new(Arc::clone(&self.objective)))).collect();
             let losses: Vec<_> =
                 listeners.iter().map(|listener| Some(CustomLossCall::new(Arc::clone(listener) as _))).collect();
-            let mut work = ReferenceBatches(MicroBatchInput::evaluated(&of_teacher, &losses));
+            let inputs = MicroBatchInput::evaluated(&of_teacher, &losses);
+            let mut work = EvaluationBatches { inputs: &inputs, parameters: None };
             self.pipeline.evaluate(&mut self.chunks, of_teacher.len(), &mut work)?;
             for (index, listener) in missing.into_iter().zip(listeners) {
                 let said = listener.take();

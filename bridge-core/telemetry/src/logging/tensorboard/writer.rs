@@ -13,6 +13,7 @@ use bridge_data::untrusted_io;
 use super::event::{Event, EventKind};
 use super::record::{frame, split};
 use crate::logging::files::{FileError, entries};
+use crate::logging::host::host_name;
 use crate::logging::record::Split;
 use crate::logging::sink::MadeAgain;
 
@@ -137,8 +138,8 @@ fn seconds_since_1970() -> f64 {
 /// Creates a file under the first free name; runs that start within a second of each other must not
 /// share one.
 fn create_file(folder: &Path, run: &str) -> Result<(PathBuf, File), FileError> {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
+    let host = host_name();
+    let host = if host.is_empty() { "localhost" } else { &host };
     let mut counter = 0;
     loop {
         let name =
