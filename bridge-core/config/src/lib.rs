@@ -77,7 +77,7 @@ pub use refusal::Refusal;
 pub use refused_values::RefusedValues;
 pub use run_config::{
     FinalDataset, FinalLogger, FinalModel, FinalOptimizer, FinalScheduler, FinalTensorInspect, FinalTraining,
-    FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, World,
+    FinalTransformer, FinalValidation, ParallelSizes, Resolved, RunConfig, SampleCounts, World, is_due,
 };
 pub use saved::{FindRecipe, FoundRecipe, Places, SavedRecipe};
 pub use secrets::{REDACTED, redacted, redacted_value, split_credentials, with_variables};

@@ -277,10 +277,13 @@ impl Deref for RunConfig {
 impl FinalValidation {
     /// True if the validation split is evaluated after `iteration` during training.
     pub fn is_due(&self, iteration: u64) -> bool {
-        let iteration = iteration as usize;
-        self.eval_interval.is_some_and(|interval| iteration.is_multiple_of(interval))
-            && self.start_eval_at_iter.is_none_or(|start| iteration >= start)
+        is_due(self.eval_interval, iteration) && self.start_eval_at_iter.is_none_or(|start| iteration >= start as u64)
     }
+}
+
+/// True if `iteration` ends an interval of `interval` iterations; false without an interval.
+pub fn is_due(interval: Option<usize>, iteration: u64) -> bool {
+    interval.is_some_and(|interval| iteration.is_multiple_of(interval as u64))
 }
 
 impl RunConfig {

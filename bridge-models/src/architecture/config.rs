@@ -139,7 +139,8 @@ config_table! {
         width_multiplier: Option<f64> = None => codecs::WIDTH_MULTIPLIER;
         /// Factor on attention scores.
         softmax_scale: f64 = 1.0 => codecs::SOFTMAX_SCALE;
-        /// Keys seen to the left of a query in windowed layers; `None` is unlimited.
+        /// Keys seen to the left of a query in windowed layers; `None` is unlimited. `window_size`
+        /// counts earlier tokens only; `sliding_window` of Hugging Face includes the query.
         window_size: Option<usize> = None => codecs::WINDOW_SIZE;
         /// Layers with the window.
         window_layers: LayerPattern = LayerPattern::All => codecs::WINDOW_LAYERS;

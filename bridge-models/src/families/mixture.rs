@@ -60,7 +60,7 @@ impl SigmoidRouter {
         Ok(())
     }
 
-    /// The other way round.
+    /// Writes the router's settings.
     pub fn write(moe: &MoeConfig, settings: &mut Map<String, Value>) {
         settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
         settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));

@@ -1,5 +1,5 @@
-//! Sliding windows of `config.json`: `sliding_window` tokens, that of the query counted, in all
-//! layers or in those that `layer_types` names.
+//! Sliding windows of `config.json`: `sliding_window` tokens, including the query, in all layers or
+//! in those that `layer_types` names. `DecoderConfig::window_size` counts earlier tokens only.
 
 use serde_json::{Map, Value, json};
 
@@ -10,8 +10,8 @@ use crate::decoder::{DecoderConfig, LayerPattern};
 /// Names in `layer_types` of a layer without a window and of one with a window.
 pub(crate) const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
-/// Gives the layers marked true a window of `size` tokens, including the query's token; `None`
-/// means no window.
+/// Gives the layers marked true a window of `size` tokens, including the query; `None` means no
+/// window.
 pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<bool>) {
     if layers.contains(&true) {
         config.window_size = size.map(|size| size - 1);
@@ -42,21 +42,21 @@ pub(crate) fn type_names(layers: &[bool]) -> Value {
     json!(layers.iter().map(|has_window| LAYER_TYPES[usize::from(*has_window)]).collect::<Vec<_>>())
 }
 
-/// Window of a family whose layers all have the same: null means no window, and `absent` is the
-/// value without a key.
+/// Reads the window of a family whose layers all have the same: null means no window, and `absent`
+/// is the value without a key.
 pub(crate) fn read_of_all(fields: &Fields, config: &mut DecoderConfig, absent: Option<usize>) -> Result<(), HfError> {
     let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { absent };
     set(config, size, vec![size.is_some(); config.num_layers]);
     Ok(())
 }
 
-/// The other way round.
+/// Writes the window of a family whose layers all have the same.
 pub(crate) fn write_of_all(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("sliding_window".into(), json!(config.window_size.map(|left| left + 1)));
 }
 
-/// Windows of a family that names the windowed layers: without `layer_types`, all layers except
-/// each `pattern`-th. The default size is `size`, and null means no window.
+/// Reads the windows of a family that names the windowed layers: without `layer_types`, all layers
+/// except each `pattern`-th. The default size is `size`, and null means no window.
 pub(crate) fn read_pattern(
     fields: &Fields,
     config: &mut DecoderConfig,
@@ -70,7 +70,7 @@ pub(crate) fn read_pattern(
     Ok(())
 }
 
-/// The other way round.
+/// Writes the windows of a family that names the windowed layers.
 pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     // Cohere2 and Gemma of transformers need a size even if no layer has a window: that of the
     // original folder, or the default, stays.
@@ -103,7 +103,7 @@ pub(crate) fn set_switched(
     Ok(())
 }
 
-/// The switch, the size and the types of the layers.
+/// Writes the switch, the size and the types of the layers.
 pub(crate) fn write_switched(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let layers = windowed_layers(config);
     settings.insert("use_sliding_window".into(), json!(config.window_size.is_some()));

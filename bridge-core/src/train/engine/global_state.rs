@@ -1,11 +1,11 @@
-//! Identity and progress of a run. Plain data.
+//! Configuration and counters of a run. Plain data.
 
 use std::sync::Arc;
 
 use crate::checkpoint::TrainState;
 use crate::config::RunConfig;
 
-/// Identity and progress of a run.
+/// Configuration and counters of a run; the name is Megatron Bridge's.
 #[derive(Clone, Debug)]
 pub struct GlobalState {
     /// The configuration.

@@ -1,5 +1,6 @@
 //! When to save, and when to stop.
 
+use crate::config::is_due;
 use crate::train::exit_reason::ExitReason;
 use crate::train::resume::checkpointing::{save_checkpoint, save_non_persistent};
 use crate::train::run::error::TrainError;
@@ -14,7 +15,7 @@ pub(in crate::train) fn checkpoint_and_decide_exit(
 ) -> Result<Option<ExitReason>, TrainError> {
     request.join(std::mem::take(&mut run.evaluation_request));
     let step = run.state.train_state.step;
-    let due = |interval: Option<usize>| interval.is_some_and(|n| step.is_multiple_of(n as u64));
+    let due = |interval| is_due(interval, step);
     let reason = run.stop_requests.poll(&run.state.config, &run.groups)?;
     let reason = reason.or_else(|| request.exit.map(|(code, why)| ExitReason::Subsystem(code, why)));
     let reason = reason.or_else(|| due(run.state.config.train.exit_interval).then_some(ExitReason::Interval(step)));

@@ -1,5 +1,6 @@
 //! Waits for the device every `train.train_sync_interval` steps.
 
+use crate::config::is_due;
 use crate::train::error::CommonError;
 use crate::train::reporting::report::StepReport;
 use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
@@ -13,8 +14,7 @@ impl Subsystem for Synchronize {
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
-        let interval = run.state.config.train.train_sync_interval;
-        if interval.is_some_and(|interval| step.iteration.is_multiple_of(interval as u64)) {
+        if is_due(run.state.config.train.train_sync_interval, step.iteration) {
             run.device().sync().map_err(|error| CommonError::Device(format!("{error:?}")))?;
         }
         Ok(LoopRequest::default())

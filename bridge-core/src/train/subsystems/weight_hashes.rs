@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use bridge_dist::comm::{CommError, Group};
 use twox_hash::XxHash3_64;
 
-use crate::config::RunConfig;
+use crate::config::{RunConfig, is_due};
 use crate::model::ReplicaGroup;
 use crate::resilience::rerun::RankLocation;
 use crate::train::ranks::agreement;
@@ -15,7 +15,7 @@ use crate::train::subsystems::contract::{LoopRequest, RunContext, Subsystem};
 use crate::train::subsystems::error::SubsystemError;
 
 pub(super) struct WeightHashes {
-    interval: Option<u64>,
+    interval: Option<usize>,
     placement: RankLocation,
     /// The iteration after which replicas had the same parameters.
     last_equal: Option<u64>,
@@ -27,7 +27,7 @@ type Hashes = Vec<(String, i64)>;
 impl WeightHashes {
     pub fn new(config: &RunConfig, placement: RankLocation) -> Self {
         let interval = config.train.check_weight_hash_across_dp_replicas_interval;
-        Self { interval: interval.map(|interval| interval as u64), placement, last_equal: None }
+        Self { interval, placement, last_equal: None }
     }
 
     /// Fails on all ranks if any replica has other bits than another one. All ranks call this
@@ -115,7 +115,7 @@ impl Subsystem for WeightHashes {
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
-        if !self.interval.is_some_and(|interval| step.iteration.is_multiple_of(interval)) {
+        if !is_due(self.interval, step.iteration) {
             return Ok(LoopRequest::default());
         }
         self.compare(run)?;

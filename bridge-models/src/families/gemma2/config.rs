@@ -80,13 +80,13 @@ fn cap(fields: &Fields, key: &str, absent: Option<f64>) -> Result<Option<f64>, H
     if fields.has(key) { fields.number(key) } else { Ok(absent) }
 }
 
-/// The cap on logits.
+/// Reads the soft cap on logits.
 pub(crate) fn read_logits_cap(fields: &Fields, config: &mut DecoderConfig, absent: Option<f64>) -> Result<(), HfError> {
     config.logit_softcap = cap(fields, LOGITS_CAP, absent)?;
     Ok(())
 }
 
-/// The other way round.
+/// Writes the soft cap on logits.
 pub(crate) fn write_logits_cap(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert(LOGITS_CAP.into(), json!(config.logit_softcap));
 }

@@ -1,7 +1,7 @@
 //! Settings of Qwen 2; absent ones have the values of `Qwen2Config`.
 
 use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::families::qwen3::config::UPPER_WINDOW;
+use crate::families::qwen3::config::SLIDING_WINDOW_UPPER_LAYERS;
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -14,5 +14,5 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     ROPE,
-    UPPER_WINDOW,
+    SLIDING_WINDOW_UPPER_LAYERS,
 ];

@@ -16,11 +16,11 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
     Setting::Always(|c| c.qk_layernorm = true),
     Setting::Rows(LAYERS),
-    UPPER_WINDOW,
+    SLIDING_WINDOW_UPPER_LAYERS,
 ];
 
-/// A window that only the upper layers may have.
-pub(crate) const UPPER_WINDOW: Setting = Setting::Keys { read: read_window, write: write_window };
+/// Sliding window that only the upper layers may have.
+pub(crate) const SLIDING_WINDOW_UPPER_LAYERS: Setting = Setting::Keys { read: read_window, write: write_window };
 
 /// A window of `sliding_window` tokens in the layers that `layer_types` names, or from number
 /// `max_window_layers` on.
