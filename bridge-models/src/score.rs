@@ -191,7 +191,7 @@ impl<'a> Scorer<'a> {
         let logits_ntv = logits_btv.clone().slice([place..place + 1, begin - span.start..end - span.start, 0..v]);
         let logits: Vec<f32> = logits_ntv.into_data().iter::<f32>().collect();
         for (logits_v, target) in logits.chunks_exact(v).zip(&row.targets[begin - first..end - first]) {
-            let (log_probability, is_greedy) = judge(logits_v, *target as usize).ok_or(ScoreError::NotFinite)?;
+            let (log_probability, is_greedy) = score_token(logits_v, *target as usize).ok_or(ScoreError::NotFinite)?;
             scores.push(TokenScore { log_probability, is_greedy });
         }
         Ok(())
@@ -247,9 +247,9 @@ struct Row {
     unseen: usize,
 }
 
-/// The logarithm of a token's probability, and whether it is the first of the most likely ones;
-/// `None` if the logits are not numbers.
-fn judge(logits_v: &[f32], token: usize) -> Option<(f64, bool)> {
+/// Log-probability of a token, and true if the token is the first of the most likely ones; `None`
+/// if the logits are not finite.
+fn score_token(logits_v: &[f32], token: usize) -> Option<(f64, bool)> {
     let (best, highest) = logits_v.iter().enumerate().fold((0, f32::NEG_INFINITY), |(best, highest), (i, logit)| {
         // Not a number stays the highest, once it is there.
         if *logit > highest || logit.is_nan() { (i, *logit) } else { (best, highest) }

@@ -155,10 +155,10 @@ impl Detector {
         usual
     }
 
-    /// Judges all ranks of a window of `num_steps` steps. A score below the square of the threshold
-    /// names a rank at once; one that is nearer has to be below the threshold in two windows in a
-    /// row, because other programs may hold up a rank for a while.
-    pub fn judge(&mut self, windows: &[RankWindow], num_steps: usize) -> StragglerReport {
+    /// Detects stragglers among all ranks, in a window of `num_steps` steps. A score below the
+    /// square of the threshold names a rank at once; one that is nearer has to be below the
+    /// threshold in two windows in a row, because other programs may hold up a rank for a while.
+    pub fn detect(&mut self, windows: &[RankWindow], num_steps: usize) -> StragglerReport {
         let before = std::mem::take(&mut self.suspects);
         let mut report = StragglerReport { scores: scores(windows), ..StragglerReport::default() };
         let kinds: [(_, _, fn(&Scores) -> Option<f64>); 2] = [
@@ -245,8 +245,8 @@ mod tests {
     /// The ranks that are named, with how often.
     fn named(windows: &[RankWindow]) -> Vec<usize> {
         let mut detector = both();
-        let at_once = detector.judge(windows, 10).stragglers;
-        let report = detector.judge(windows, 10);
+        let at_once = detector.detect(windows, 10).stragglers;
+        let report = detector.detect(windows, 10);
         assert!(at_once.iter().all(|line| report.stragglers.contains(line)), "{at_once:?}");
         let rank = |line: &String| line.split("rank ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
         report.stragglers.iter().map(rank).collect()
@@ -272,7 +272,7 @@ mod tests {
     fn who_is_a_little_too_slow_is_named_when_it_is_so_again() {
         let windows = |own: f64| [rank(0, 0, 1.0, None), rank(1, 0, own, None)];
         let mut detector = both();
-        let counts = [1.6, 1.0, 1.6, 1.7, 5.0, 1.0, 5.0].map(|own| detector.judge(&windows(own), 9).stragglers.len());
+        let counts = [1.6, 1.0, 1.6, 1.7, 5.0, 1.0, 5.0].map(|own| detector.detect(&windows(own), 9).stragglers.len());
         assert_eq!(counts, [0, 0, 0, 1, 1, 0, 1]);
     }
 
@@ -308,7 +308,7 @@ mod tests {
     fn reports_say_where_the_time_went() {
         let mut windows = [rank(0, 0, 0.001, None), rank(1, 0, 0.004, None), rank(2, 0, 0.001, None)];
         windows[1].times.data = 0.006;
-        let report = both().judge(&windows, 7);
+        let report = both().detect(&windows, 7);
         assert_eq!(
             report.lines,
             ["performance of ranks over 7 steps, relative to other ranks: best: rank 0 1.00; worst: rank 1 0.10"]
@@ -320,7 +320,7 @@ mod tests {
               communication 1000.00 ms"
             ]
         );
-        assert!(Detector { num_told: 0, ..both() }.judge(&windows, 7).lines.is_empty());
+        assert!(Detector { num_told: 0, ..both() }.detect(&windows, 7).lines.is_empty());
         assert_eq!(
             list_times(&windows, 1, 7, Some(1e9)),
             "time of ranks' own in a step, over 7 steps: least: rank 0 1.00 ms (1.000 TFLOP/s); most: rank 1 10.00 ms (0.100 TFLOP/s); of all \

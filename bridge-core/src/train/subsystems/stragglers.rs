@@ -64,7 +64,7 @@ impl Subsystem for Stragglers {
         if let Some(scores) = &mut self.scores {
             scores.count(step, measured);
             if scores.window_is_over(run)? {
-                self.request.join(scores.judge(run, &self.placement)?);
+                self.request.join(scores.end_window(run, &self.placement)?);
             }
         }
         if let Some(times) = &mut self.times {
@@ -95,7 +95,7 @@ impl Subsystem for Stragglers {
     fn on_run_end(&mut self, run: &mut RunContext, end: TrainEnd<'_>) -> Result<(), SubsystemError> {
         let scores = self.scores.as_mut().filter(|scores| end.is_ok() && scores.steps.len() >= FEWEST_STEPS_AT_END);
         if let Some(scores) = scores {
-            run.tell(&scores.judge(run, &self.placement)?);
+            run.tell(&scores.end_window(run, &self.placement)?);
         }
         Ok(())
     }
@@ -168,14 +168,14 @@ impl ScoreReports {
         Ok(false)
     }
 
-    /// Judges the window, which ends. All ranks call this together.
-    fn judge(&mut self, run: &RunContext, placement: &RankLocation) -> Result<LoopRequest, CommError> {
+    /// Ends the window: scores all ranks and reports stragglers. All ranks call this together.
+    fn end_window(&mut self, run: &RunContext, placement: &RankLocation) -> Result<LoopRequest, CommError> {
         let steps = std::mem::take(&mut self.steps);
         (self.began, self.iterations, self.until_look) = (Instant::now(), 0, 1);
         let times = RankTimes::undisturbed(&steps).unwrap_or_default();
         let usual = self.detector.usual_before(times.own(), self.num_microbatches);
         let windows = gather(run, placement, times, usual)?;
-        let report = self.detector.judge(&windows, steps.len());
+        let report = self.detector.detect(&windows, steps.len());
         if agreement::is_rank_zero(run.groups) {
             // For those who look at the run. A disk that is full ends no run.
             let scores = scores_of(run.state.train_state.step, &windows, &report);
