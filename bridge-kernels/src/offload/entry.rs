@@ -88,8 +88,8 @@ impl Entry {
         matches!(*self.state(), TransferState::OnHost(_))
     }
 
-    /// Returns the tensor on the device, uploading it if it is on the host, in the shape in which it
-    /// was first saved.
+    /// Returns the tensor on the device, uploading it if it is on the host. Its shape is the one in
+    /// which it was first saved.
     ///
     /// # Panics
     /// If the download or an upload failed.

@@ -118,7 +118,8 @@ impl Lineage {
     /// Compares the inputs of a run with those of the checkpoint's run.
     ///
     /// # Errors
-    /// If the tokenizer maps text to other ids than the checkpoint's; if token files cannot be read.
+    /// If the tokenizer maps text to other ids than the checkpoint's; if token files cannot be
+    /// read.
     pub fn check_data(
         &self,
         config: &RunConfig,
