@@ -108,7 +108,7 @@ fn subsystems_are_told_why_training_ended() {
 /// Options of a rank whose program began an hour ago.
 fn options_since_an_hour(groups: bridge_dist::mesh::ProcessGroups) -> RunOptions {
     let started = std::time::Instant::now().checked_sub(std::time::Duration::from_secs(3600)).unwrap();
-    RunOptions { started, ..options(groups) }
+    RunOptions { program_start: started, ..options(groups) }
 }
 
 /// A deadline ends the process, which is not the run's here.

@@ -1,9 +1,9 @@
 //! Attention on GPUs with matrix units (FlashAttention-2, arXiv:2307.08691). As in [`super::cube`]
-//! there is no score matrix; products are those of [`crate::cube::fragments`]. As in the paper, a
+//! there is no score matrix; products are those of `cube::fragments`. As in the paper, a
 //! query's delta (`D` there) is computed from its rounded output.
 //!
 //! For heads of 16-bit elements whose size is a multiple of 16, up to
-//! [`LARGEST_HEAD`](super::parts::LARGEST_HEAD). A cube has 64 queries of a head.
+//! `LARGEST_HEAD`. A cube has 64 queries of a head.
 
 use burn::backend::Cube;
 use burn::backend::cubecl::dtype_to_storage_type;
