@@ -172,7 +172,7 @@ fn hostile_templates_end_within_a_second() {
         "{{ '%999999999d' | format(1) }}".to_owned(),
         "{{ [1] | batch(999999999, 'x') }}".to_owned(),
         "{{ [[[[1]]]] | tojson(indent=999999999) }}".to_owned(),
-        "{{ strftime_now('%') }}".to_owned(),
+        "{{ strftime_now('%99999d') }}".to_owned(),
         "{% set a = range(9999) | list %}{% for i in range(9999) %}{% set b = a | sort(reverse=true) | unique | list %}{% endfor %}".to_owned(),
         "{% set a = ['ab' * 99] * 99 %}{% for i in range(99999) %}{% set b = a | tojson | length %}{% endfor %}".to_owned(),
         "{% for i in range(99999) %}{% set b = strftime_now('%c' * 9999) %}{% endfor %}".to_owned(),
@@ -271,13 +271,115 @@ fn templates_mean_as_in_python() {
         ("a\r\n{% if true %}\r\nb\r\n{% endif %}\r\n", Some("a\nb\n")),
         ("{% do 1 %}", None),
     ];
+    are_rendered(&messages, &cases);
+}
+
+/// Renders each template; `None` is an error.
+fn are_rendered(messages: &Value, cases: &[(&str, Option<&str>)]) {
     for (source, expected) in cases {
-        let made = ChatTemplate::new(Some(source.to_owned()), None, Map::new());
+        let made = ChatTemplate::new(Some((*source).to_owned()), None, Map::new());
         let made = made.and_then(|template| {
-            template.render(&conversation(&messages), Ending::Complete).map_err(|error| error.to_string())
+            template.render(&conversation(messages), Ending::Complete).map_err(|error| error.to_string())
         });
-        assert_eq!(made.as_deref().ok(), expected, "{source}: {made:?}");
+        assert_eq!(made.as_deref().ok(), *expected, "{source}: {made:?}");
     }
+}
+
+/// The expected texts are those of transformers 4.57 with Jinja 3.1 on Python 3.12.
+#[test]
+fn slices_of_other_values_are_errors_unless_they_are_constants() {
+    let cases = [
+        ("{% set y = none %}{{ y[1:] }}", None),
+        ("{{ messages[0][:2] }}", None),
+        ("{% set n = 7 %}{{ n[1:] }}", None),
+        ("{{ messages['a':] }}", None),
+        ("{{ messages[1.5:] }}", None),
+        ("{{ messages[:nope] }}", None),
+        ("{{ messages[0].items()[1:] }}", None),
+        ("{% set n = 7 %}{{ [n][1.5:] }}", None),
+        ("{{ none[1:] }}{{ none[1:] ~ 'a' }}{{ [1, 2]['a':] }}{{ {'a': 1}[1:] }}{{ 5[1:] or 'x' }}", Some("ax")),
+        ("{% set l = [1, 2] %}{{ l[true:] }}{{ l[-1:] }}{{ l[none:1] }}", Some("[2][2][1]")),
+    ];
+    are_rendered(&json!([{ "role": "user", "content": "a" }]), &cases);
+}
+
+/// The expected texts are those of transformers 4.57 with Jinja 3.1 on Python 3.12.
+#[test]
+fn loops_end_as_in_python() {
+    let cases = [
+        ("{% for m in [1, 2] %}{% if m %}{% continue %}{% endif %}x{% else %}NONE{% endfor %}", Some("NONE")),
+        ("{% for m in [1, 2] %}{% break %}{% else %}NONE{% endfor %}", Some("NONE")),
+        ("{% for m in [1, 2] %}{% if loop.first %}{% continue %}{% endif %}x{% else %}NONE{% endfor %}", Some("x")),
+        ("{% for m in [1, 2] %}x{% if loop.last %}{% break %}{% endif %}{% else %}NONE{% endfor %}", Some("xx")),
+        ("{% for a in [1, 2] %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}-{% endfor %}", Some("1")),
+        (
+            "{% for x in [3, 1, 2] %}{% set q = 0 %}{% set q %}y{% if x == 1 %}{% continue %}{% endif %}{% endset %}{{ x }}{{ q }}{% endfor %}",
+            Some("3y2y"),
+        ),
+        (
+            "{% for x in [3, 1, 2] %}{% filter upper %}a{% if x == 1 %}{% break %}{% endif %}{% endfilter %}{{ x }}{% endfor %}",
+            Some("A3"),
+        ),
+        ("{% for loop in [1] %}{% endfor %}", None),
+        ("{% for a, (b, loop) in [(1, (2, 3))] %}{% endfor %}", None),
+        ("{% set loop = 1 %}{{ loop }}", Some("1")),
+    ];
+    are_rendered(&json!([]), &cases);
+}
+
+/// The expected texts are those of transformers 4.57 with Jinja 3.1 on Python 3.12.
+#[test]
+fn texts_are_changed_as_in_python() {
+    let cases = [
+        ("{{ '\x7f\x1f~é' | tojson(ensure_ascii=true) }}", Some("\"\\u007f\\u001f~\\u00e9\"")),
+        (
+            "{{ 'ß'.title() }}{{ 'ß'.capitalize() }}{{ 'ß'|capitalize }}{{ 'ﬁx'.title() }}{{ 'ǆa'.title() }}{{ 'ǅ'.istitle() }}{{ 'ǅ'.swapcase() }}{{ 'ß'|title }}",
+            Some("SsSsSsFixǅaTrueǅSS"),
+        ),
+        (
+            "{{ 'ΑΣ b'.title() }}{{ 'ΑΣ'.capitalize() }}{{ '日a'.title() }}{{ 'აb'.title() }}{{ 'ǆ'.capitalize() }}{{ 'a1b'.title() }}",
+            Some("Ας BΑς日AაbǅA1B"),
+        ),
+        (
+            "{{ 'ﬁ'.casefold() }} {{ 'ΑΣς'.casefold() }} {{ 'ẞ'.casefold() }} {{ 'ı'.casefold() }} {{ 'ꭰ'.casefold() }}",
+            Some("fi ασσ ss ı Ꭰ"),
+        ),
+        (
+            "{{ 'Ⅷ'.isalpha() }} {{ '一'.isnumeric() }} {{ '一'.isalnum() }} {{ 'Ⅷ'.isalnum() }} {{ '²'.isdecimal() }} {{ '²'.isdigit() }} {{ '᠑'.isdecimal() }} {{ 'ि'.isalpha() }} {{ '½'.isnumeric() }}",
+            Some("False True True True False True True False True"),
+        ),
+        ("{{ '٣'|int + '３'|int }} {{ '٣.5'|float }} {{ ' -𝟗'|int }}", Some("6 3.5 -9")),
+        (
+            "{{ '{:c}|{:5c}|{:n}|{:n}'.format(65, 65, 5, 2.5) }}|{{ '{:05}'.format('a') }}|{{ '{:0>5}{:<05}'.format('a', 'b') }}",
+            Some("A|    A|5|2.5|a0000|0000ab0000"),
+        ),
+        ("{{ '{!a}'.format('é\\'😀') }}|{{ '%a' % 'é' }}", Some("\"\\xe9'\\U0001f600\"|'\\xe9'")),
+        ("{{ '{0[0]}{}'.format([1]) }}", Some("1[1]")),
+        ("{{ '{0}{}'.format(1, 2) }}", None),
+        ("{{ '{}{0}'.format(1, 2) }}", None),
+        ("{{ '{[0]}'.format([1]) }}", None),
+        ("{{ '{.real}'.format(1) }}", None),
+        ("{{ '{:=5}'.format('a') }}", None),
+        ("{{ '{:+c}'.format(65) }}", None),
+        (
+            "{% set g = ['1', '3', '5'] | map('string') %}{{ '3' in g }}{{ g | list }}{{ '3' in g }}{{ g | list }}",
+            Some("True['5']False[]"),
+        ),
+        ("{{ [] is filter }}", None),
+        ("{{ {} is test }}", None),
+        ("{{ 'aa'.replace('a', 'b', count=1) }}", None),
+        (
+            "{{ ('<%s>'|safe) % '&' }}{{ ('<%s>'|safe)|format('&') }}{{ ('<{}>'|safe).format('&') }}{{ ('<'|safe).join(['&', 'a']) }}{{ ('<d'|safe).replace('<', '&') }}",
+            Some("<&amp;><&amp;><&amp;>&amp;<a&amp;d"),
+        ),
+        (
+            "{{ (' <'|safe)|trim is escaped }}{{ ('<'|safe)|upper is escaped }}{{ ('<'|safe)|title is escaped }}{{ ('< a'|safe).split()[0] is escaped }}{{ ('<%d>'|safe) % 5 }}",
+            Some("TrueTrueFalseTrue<5>"),
+        ),
+        ("{{ 'a long-word here and there' | wordwrap(8) }}", Some("a long-\nword\nhere and\nthere")),
+        ("{{ 5 | wordwrap }}", None),
+    ];
+    are_rendered(&json!([]), &cases);
 }
 
 /// The text of a conversation, with the assistant's generated text in brackets.

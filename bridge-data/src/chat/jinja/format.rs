@@ -7,7 +7,8 @@ use super::error::Error;
 use super::given::CallArguments;
 use super::limits::charge;
 use super::methods::{attribute, item};
-use super::text::{float as float_text, print, represent};
+use super::strings::safe;
+use super::text::{ascii, float as float_text, print, represent};
 use super::value::Value;
 
 /// Largest width and precision.
@@ -32,6 +33,7 @@ struct Form {
 /// Values that do not fit the text.
 pub(super) fn percent(text: &Value, values: &Value) -> Result<Value, Error> {
     let source = text.as_text().unwrap_or_default();
+    let is_markup = matches!(text, Value::Markup(_));
     let mut made = String::with_capacity(source.len());
     let list: Vec<Value> = match values {
         Value::Tuple(items) => items.to_vec(),
@@ -114,6 +116,7 @@ pub(super) fn percent(text: &Value, values: &Value) -> Result<Value, Error> {
             form.align = Some('>');
         }
         form.kind = Some(kind);
+        let value = if is_markup { safe(&value) } else { value };
         percent_one(&value, form, &mut made)?;
     }
     let takes_rest = uses_names || matches!(values, Value::Dict(_) | Value::List(_));
@@ -121,7 +124,7 @@ pub(super) fn percent(text: &Value, values: &Value) -> Result<Value, Error> {
         return Err(Error::new("not all arguments converted during string formatting"));
     }
     charge(made.len())?;
-    Ok(Value::from(made))
+    Ok(if is_markup { Value::Markup(made.into()) } else { made.into() })
 }
 
 fn bounded(width: u64) -> Result<usize, Error> {
@@ -138,7 +141,8 @@ fn percent_one(value: &Value, mut form: Form, made: &mut String) -> Result<(), E
             print(value, &mut text)?;
             pad_text(text, &form, made)
         }
-        Some('r' | 'a') => {
+        Some('a') => pad_text(ascii(value)?, &form, made),
+        Some('r') => {
             let mut text = String::new();
             represent(value, &mut text, 0)?;
             pad_text(text, &form, made)
@@ -320,18 +324,26 @@ fn general(number: f64, precision: usize, keeps_zeros: bool) -> String {
     without_zeros(&format!("{number:.*}", (precision as i32 - 1 - exponent).max(0) as usize))
 }
 
+/// Numbers of the fields of a format.
+#[derive(Default)]
+struct Numbering {
+    /// Fields without a number so far.
+    automatic: usize,
+    /// True if a field has a number.
+    is_manual: bool,
+}
+
 /// `text.format(...)`.
 ///
 /// # Errors
 /// Fields without a value; forms that the value does not have.
 pub(super) fn format(text: &str, given: &CallArguments) -> Result<Value, Error> {
-    let mut automatic = 0;
-    let made = format_within(text, given, &mut automatic, 0)?;
+    let made = format_within(text, given, &mut Numbering::default(), 0)?;
     charge(made.len())?;
     Ok(Value::from(made))
 }
 
-fn format_within(text: &str, given: &CallArguments, automatic: &mut usize, depth: usize) -> Result<String, Error> {
+fn format_within(text: &str, given: &CallArguments, numbering: &mut Numbering, depth: usize) -> Result<String, Error> {
     if depth > 2 {
         return Err(Error::new("max string recursion exceeded"));
     }
@@ -357,7 +369,7 @@ fn format_within(text: &str, given: &CallArguments, automatic: &mut usize, depth
             }
         }
         let end = end.ok_or_else(|| Error::new("expected '}' before end of string"))?;
-        field(&behind[..end], given, automatic, depth, &mut made)?;
+        field(&behind[..end], given, numbering, depth, &mut made)?;
         rest = &behind[end + 1..];
     }
     made.push_str(rest);
@@ -367,7 +379,7 @@ fn format_within(text: &str, given: &CallArguments, automatic: &mut usize, depth
 fn field(
     field: &str,
     given: &CallArguments,
-    automatic: &mut usize,
+    numbering: &mut Numbering,
     depth: usize,
     made: &mut String,
 ) -> Result<(), Error> {
@@ -393,8 +405,8 @@ fn field(
         }
         None => (None, behind.strip_prefix(':').unwrap_or(behind)),
     };
-    let value = looked_up(name, given, automatic)?;
-    let form = format_within(form, given, automatic, depth + 1)?;
+    let value = looked_up(name, given, numbering)?;
+    let form = format_within(form, given, numbering, depth + 1)?;
     let value = match conversion {
         None => value,
         Some('s') => {
@@ -402,7 +414,8 @@ fn field(
             print(&value, &mut text)?;
             text.into()
         }
-        Some('r' | 'a') => {
+        Some('a') => ascii(&value)?.into(),
+        Some('r') => {
             let mut text = String::new();
             represent(&value, &mut text, 0)?;
             text.into()
@@ -412,13 +425,18 @@ fn field(
     formatted(&value, &form, made)
 }
 
-fn looked_up(name: &str, given: &CallArguments, automatic: &mut usize) -> Result<Value, Error> {
+fn looked_up(name: &str, given: &CallArguments, numbering: &mut Numbering) -> Result<Value, Error> {
+    let is_number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    numbering.is_manual |= is_number;
+    numbering.automatic += usize::from(name.is_empty());
+    if numbering.is_manual && numbering.automatic > 0 && (is_number || name.is_empty()) {
+        return Err(Error::new("cannot switch between manual and automatic field numbering"));
+    }
     let first_end = name.find(['.', '[']).unwrap_or(name.len());
     let (first, mut rest) = name.split_at(first_end);
     let missing = || Error::new(format!("no argument {first:?} to format"));
-    let mut value = if first.is_empty() {
-        *automatic += 1;
-        given.positional.get(*automatic - 1).cloned()
+    let mut value = if name.is_empty() {
+        given.positional.get(numbering.automatic - 1).cloned()
     } else if let Ok(at) = first.parse::<usize>() {
         given.positional.get(at).cloned()
     } else {
@@ -446,7 +464,7 @@ fn formatted(value: &Value, form: &str, made: &mut String) -> Result<(), Error> 
     if form.is_empty() {
         return print(value, made);
     }
-    let form = parsed(form)?;
+    let form = parsed(form, value.as_text().is_some())?;
     match value {
         Value::Text(text) | Value::Markup(text) => match form.kind {
             None | Some('s') if form.align != Some('=') => pad_text(text.to_string(), &form, made),
@@ -457,14 +475,21 @@ fn formatted(value: &Value, form: &str, made: &mut String) -> Result<(), Error> 
                 let sign = sign_of(number.is_sign_negative(), &form);
                 pad(&sign, &grouped_float(&float_text(number.abs()), form.grouping), &form, '>', made)
             }
-            None | Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => real(*number, &form, made),
+            None | Some('n' | 'e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => real(*number, &form, made),
             _ => Err(Error::new("unknown format code for a float")),
         },
         other if other.is_number() => {
             let number = other.as_big().unwrap_or_default();
             match form.kind {
                 None if matches!(other, Value::Bool(_)) => integer(&number, &form, made),
-                None | Some('d' | 'x' | 'X' | 'o' | 'b') if form.precision.is_none() => integer(&number, &form, made),
+                None | Some('n' | 'd' | 'x' | 'X' | 'o' | 'b') if form.precision.is_none() => {
+                    integer(&number, &form, made)
+                }
+                Some('c') if form.sign.is_none() && form.precision.is_none() => {
+                    let character = number.to_u32().and_then(char::from_u32);
+                    let character = character.ok_or_else(|| Error::new("%c arg not in range(0x110000)"))?;
+                    pad("", &character.to_string(), &form, '>', made)
+                }
                 Some('e' | 'E' | 'f' | 'F' | 'g' | 'G' | '%') => real(number.to_f64().unwrap_or(f64::NAN), &form, made),
                 _ => Err(Error::new("unknown format code for an integer")),
             }
@@ -479,8 +504,9 @@ fn grouped_float(text: &str, separator: Option<char>) -> String {
 }
 
 /// The form of a format specification:
-/// `[[fill]align][sign][#][0][width][grouping][.precision][type]`.
-fn parsed(text: &str) -> Result<Form, Error> {
+/// `[[fill]align][sign][#][0][width][grouping][.precision][type]`. Zeros stand behind the sign of a
+/// number, and after text.
+fn parsed(text: &str, is_of_text: bool) -> Result<Form, Error> {
     let mut form = Form::default();
     let mut characters: Vec<char> = text.chars().collect();
     let is_align = |c: &char| "<>=^".contains(*c);
@@ -496,7 +522,7 @@ fn parsed(text: &str) -> Result<Form, Error> {
     form.is_alternate = rest.next_if_eq(&'#').is_some();
     if rest.next_if_eq(&'0').is_some() {
         form.fill = form.fill.or(Some('0'));
-        form.align = form.align.or(Some('='));
+        form.align = form.align.or(Some(if is_of_text { '<' } else { '=' }));
     }
     let number = |rest: &mut std::iter::Peekable<std::vec::IntoIter<char>>| {
         let mut value: Option<u64> = None;

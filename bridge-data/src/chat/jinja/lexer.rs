@@ -5,7 +5,7 @@ use std::sync::Arc;
 use num_bigint::BigInt;
 
 use super::error::Error;
-use super::text::is_space;
+use super::text::{escape as write_escape, is_space};
 
 /// Longest integer literal in digits; Python refuses longer ones too.
 const DIGITS: usize = 4300;
@@ -404,14 +404,7 @@ fn unescape(text: &str) -> Result<String, String> {
                 made.push(char::from_u32(value).unwrap_or_default());
             }
             // Python escapes characters beyond ASCII before it reads the escapes of the source.
-            other if !other.is_ascii() => {
-                let code = u32::from(other);
-                made.push_str(&match code {
-                    0..=0xff => format!("\\x{code:02x}"),
-                    0x100..=0xffff => format!("\\u{code:04x}"),
-                    _ => format!("\\U{code:08x}"),
-                });
-            }
+            other if !other.is_ascii() => write_escape(other, &mut made),
             other => made.extend(['\\', other]),
         }
     }

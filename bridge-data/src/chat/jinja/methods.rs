@@ -6,7 +6,7 @@ use std::rc::Rc;
 use super::error::Error;
 use super::given::{CallArguments, bounds, required};
 use super::limits::charge;
-use super::strings::text_method;
+use super::strings::{markup_method, text_method};
 use super::value::{Value, View, equal, range_length};
 
 const TEXT: [&str; 41] = [
@@ -269,7 +269,8 @@ pub(super) fn at_path(item: &Value, path: &Value, default: Option<&Value>) -> Re
 /// Arguments that the method does not take; a limit that is exceeded.
 pub(super) fn call(value: &Value, name: &str, given: &CallArguments) -> Result<Value, Error> {
     match value {
-        Value::Text(string) | Value::Markup(string) => text_method(string, name, given),
+        Value::Text(string) => text_method(string, name, given),
+        Value::Markup(string) => markup_method(string, name, given),
         Value::Dict(dict) => {
             let [key, default] = given.bind(name, ["key", "default"])?;
             match name {

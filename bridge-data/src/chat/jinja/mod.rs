@@ -5,9 +5,9 @@
 //! |---|---|
 //! | text to tokens, tokens to a syntax tree | `lexer`, `parser`, `ast` |
 //! | running the tree, variables | `eval`, `scope` |
-//! | values, their operators, attributes and methods | `value`, `operators`, `methods`, `strings` (methods of text) |
+//! | values, their operators, attributes and methods | `value`, `operators`, `methods`, `strings` (methods of text), `unicode` |
 //! | filters and tests | `filters`, `predicates`, `given` (arguments) |
-//! | values as text | `text`, `format` |
+//! | values as text | `text`, `format`, `strftime` |
 //! | bounds on the work of hostile templates | `limits` |
 
 mod ast;
@@ -23,8 +23,10 @@ mod operators;
 mod parser;
 mod predicates;
 mod scope;
+mod strftime;
 mod strings;
 mod text;
+mod unicode;
 mod value;
 
 pub(super) use error::Error;

@@ -257,6 +257,15 @@ pub(super) fn contains(container: &Value, item: &Value) -> Result<bool, Error> {
             Value::Float(number) => in_range(*start, *stop, *step, *number as i64),
             other => other.as_int().is_some_and(|number| in_range(*start, *stop, *step, number)),
         }),
+        // As in Python, items behind the one that is found stay in an iterator.
+        Value::Iter(iter) => {
+            while let Some(candidate) = iter.next()? {
+                if equal(&candidate, item)? {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        }
         other if other.is_iterable() => {
             for candidate in other.items()?.iter() {
                 if equal(candidate, item)? {
@@ -277,7 +286,7 @@ fn in_range(start: i64, stop: i64, step: i64, number: i64) -> bool {
 /// `container[start:stop:step]`.
 ///
 /// # Errors
-/// An undefined container; a step of zero.
+/// A container without slices; a bound that is not an integer; a step of zero.
 pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Value, Error> {
     if let Value::Undefined(message) = container {
         return Err(Error::new(&**message));
@@ -286,9 +295,8 @@ pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Va
         Value::Text(_) | Value::Markup(_) | Value::List(_) | Value::Tuple(_) | Value::Range(..) => {
             container.length()?
         }
-        other => return Ok(nothing(other)),
+        other => return Err(Error::new(format!("'{}' object has no slices", other.type_name()))),
     } as i64;
-    // An index that is not an integer makes the slice undefined, as in the sandbox.
     let bound = |value: Option<&Value>| match value {
         None | Some(Value::None) => Some(None),
         Some(value) => {
@@ -296,7 +304,9 @@ pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Va
             value.as_int().or_else(large).map(Some)
         }
     };
-    let [Some(start), Some(stop), Some(step)] = bounds.map(bound) else { return Ok(nothing(container)) };
+    let [Some(start), Some(stop), Some(step)] = bounds.map(bound) else {
+        return Err(Error::new("slice indices must be integers or None"));
+    };
     let step = step.unwrap_or(1);
     if step == 0 {
         return Err(Error::new("slice step cannot be zero"));
@@ -339,10 +349,6 @@ pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Va
         }
         _ => Value::None,
     })
-}
-
-fn nothing(container: &Value) -> Value {
-    Value::Undefined(format!("'{} object' has no such slice", container.type_name()).into())
 }
 
 /// Texts of values one after the other, as `~` joins them.

@@ -87,6 +87,9 @@ pub(super) fn test(name: &str, value: &Value, given: &CallArguments) -> Result<b
         "even" => equal(&remainder(2)?, &Value::Int(0))?,
         "defined" => !value.is_undefined(),
         "undefined" => value.is_undefined(),
+        "filter" | "test" if !value.is_hashable() => {
+            return Err(Error::new(format!("unhashable type: '{}'", value.type_name())));
+        }
         "filter" => value.as_text().is_some_and(is_filter),
         "test" => value.as_text().is_some_and(is_test),
         "none" => matches!(value, Value::None),

@@ -2,9 +2,10 @@
 
 use super::error::Error;
 use super::format::format;
-use super::given::{CallArguments, bounds, integer, required, text};
+use super::given::{CallArguments, bounds, integer, text};
 use super::limits::charge;
-use super::text::{is_printable, is_space, printed};
+use super::text::{escaped, is_printable, is_space, printed};
+use super::unicode::{casefold, decimal, is_cased as is_cased_letter, is_digit, is_letter, is_numeric, titlecase};
 use super::value::Value;
 
 /// Byte place of a character.
@@ -122,10 +123,9 @@ pub(super) fn text_method(string: &str, name: &str, given: &CallArguments) -> Re
             }
         }
         "replace" => {
-            let [old, new, count] = given.bind(name, ["old", "new", "count"])?;
-            let (old, new) = (required(name, old)?, required(name, new)?);
-            let count = count.map_or(Ok(-1), |count| integer(name, &count))?;
-            replace(string, text(name, &old)?, text(name, &new)?, count)
+            takes(name, given, 2, 3)?;
+            let count = given.positional.get(2).map_or(Ok(-1), |count| integer(name, count))?;
+            replace(string, argument(0)?, argument(1)?, count)
         }
         "partition" | "rpartition" => {
             takes(name, given, 1, 1)?;
@@ -223,7 +223,7 @@ fn plain_text_method(string: &str, name: &str) -> Result<Value, Error> {
     let all = |test: fn(char) -> bool| Value::Bool(!string.is_empty() && string.chars().all(test));
     Ok(match name {
         "lower" => string.to_lowercase().into(),
-        "casefold" => string.to_lowercase().replace('ß', "ss").into(),
+        "casefold" => casefold(string).into(),
         "upper" => string.to_uppercase().into(),
         "capitalize" => capitalized(string).into(),
         "title" => title(string).into(),
@@ -231,18 +231,20 @@ fn plain_text_method(string: &str, name: &str) -> Result<Value, Error> {
             let swap = |character: char| -> String {
                 if character.is_uppercase() {
                     character.to_lowercase().collect()
-                } else {
+                } else if character.is_lowercase() {
                     character.to_uppercase().collect()
+                } else {
+                    character.into()
                 }
             };
             string.chars().map(swap).collect::<String>().into()
         }
-        "isalnum" => all(char::is_alphanumeric),
-        "isalpha" => all(char::is_alphabetic),
+        "isalnum" => all(|c| is_letter(c) || is_digit(c) || is_numeric(c)),
+        "isalpha" => all(is_letter),
         "isascii" => Value::Bool(string.is_ascii()),
-        "isdecimal" => all(is_decimal),
-        "isdigit" => all(|c| is_decimal(c) || "⁰¹²³⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉①②③④⑤⑥⑦⑧⑨".contains(c)),
-        "isnumeric" => all(char::is_numeric),
+        "isdecimal" => all(|c| decimal(c).is_some()),
+        "isdigit" => all(is_digit),
+        "isnumeric" => all(is_numeric),
         "isspace" => all(is_space),
         "isprintable" => Value::Bool(string.chars().all(is_printable)),
         "isidentifier" => {
@@ -252,20 +254,9 @@ fn plain_text_method(string: &str, name: &str) -> Result<Value, Error> {
         }
         "islower" => Value::Bool(is_cased(string, false)),
         "isupper" => Value::Bool(is_cased(string, true)),
-        "istitle" => {
-            Value::Bool(string.chars().any(|c| c.is_uppercase() || c.is_lowercase()) && title(string) == string)
-        }
+        "istitle" => Value::Bool(string.chars().any(is_cased_letter) && title(string) == string),
         _ => return Err(Error::new(format!("'str' object has no method '{name}'"))),
     })
-}
-
-/// True for decimal digits of the scripts that write most numbers.
-fn is_decimal(character: char) -> bool {
-    let zeros = [
-        '0', '\u{660}', '\u{6f0}', '\u{7c0}', '\u{966}', '\u{9e6}', '\u{a66}', '\u{ae6}', '\u{be6}', '\u{e50}',
-        '\u{ff10}',
-    ];
-    zeros.into_iter().any(|zero| (0..10).contains(&(u32::from(character).wrapping_sub(u32::from(zero)))))
 }
 
 /// True if all cased characters are of one case, and there is one.
@@ -276,23 +267,68 @@ pub(super) fn is_cased(string: &str, upper: bool) -> bool {
 }
 
 pub(super) fn capitalized(string: &str) -> String {
-    let mut rest = string.chars();
-    let first: String = rest.next().into_iter().flat_map(char::to_uppercase).collect();
-    first + &rest.as_str().to_lowercase()
+    let Some(first) = string.chars().next() else { return String::new() };
+    // Lowered whole, because the form of a sigma depends on the letters around.
+    let skipped: usize = first.to_lowercase().map(char::len_utf8).sum();
+    titlecase(first) + &string.to_lowercase()[skipped..]
 }
 
-/// `str.title`: letters after anything but a letter are capital.
+/// `str.title`: letters after anything but a letter with case are capital.
 fn title(string: &str) -> String {
     let (mut made, mut is_inside) = (String::with_capacity(string.len()), false);
+    let lower = string.to_lowercase();
+    let mut rest = &*lower;
     for character in string.chars() {
+        let (lowered, behind) = rest.split_at(character.to_lowercase().map(char::len_utf8).sum());
+        rest = behind;
         if is_inside {
-            made.extend(character.to_lowercase())
+            made.push_str(lowered)
         } else {
-            made.extend(character.to_uppercase())
+            made.push_str(&titlecase(character))
         }
-        is_inside = character.is_alphabetic();
+        is_inside = is_cased_letter(character);
     }
     made
+}
+
+/// A method of text that needs no escaping: arguments are escaped, and the result needs none.
+///
+/// # Errors
+/// As [`text_method`].
+pub(super) fn markup_method(string: &str, name: &str, given: &CallArguments) -> Result<Value, Error> {
+    let mut given = given.clone();
+    match (name, &mut given.positional[..]) {
+        ("join", [items, ..]) => {
+            let safe = items.items()?.iter().map(|item| Ok(safe(&soft_text(item)?))).collect::<Result<_, Error>>();
+            *items = Value::list(safe?);
+        }
+        ("replace", [_, new, ..]) => *new = safe(new),
+        ("format", positional) => {
+            positional.iter_mut().for_each(|value| *value = safe(value));
+            given.named.iter_mut().for_each(|(_, value)| *value = safe(value));
+        }
+        _ => {}
+    }
+    text_method(string, name, &given).map(marked)
+}
+
+/// A value with text escaped.
+pub(super) fn safe(value: &Value) -> Value {
+    match value {
+        Value::Text(text) => Value::Markup(escaped(text).into()),
+        other => other.clone(),
+    }
+}
+
+/// A value whose text needs no escaping.
+pub(super) fn marked(value: Value) -> Value {
+    let all = |items: &[Value]| items.iter().cloned().map(marked).collect();
+    match value {
+        Value::Text(text) => Value::Markup(text),
+        Value::List(items) => Value::list(all(&items)),
+        Value::Tuple(items) => Value::tuple(all(&items)),
+        other => other,
+    }
 }
 
 fn stripped<'s>(string: &'s str, name: &str, is_stripped: impl Fn(char) -> bool) -> &'s str {

@@ -143,18 +143,35 @@ fn represent_text(string: &str, text: &mut String) -> Result<(), Error> {
             '\\' => text.push_str("\\\\"),
             _ if character == quote => text.extend(['\\', quote]),
             _ if is_printable(character) => text.push(character),
-            _ => {
-                let code = u32::from(character);
-                let _ = match code {
-                    0..=0xff => write!(text, "\\x{code:02x}"),
-                    0x100..=0xffff => write!(text, "\\u{code:04x}"),
-                    _ => write!(text, "\\U{code:08x}"),
-                };
-            }
+            _ => escape(character, text),
         }
     }
     text.push(quote);
     Ok(())
+}
+
+/// Adds a character as Python's escape of its code.
+pub(super) fn escape(character: char, text: &mut String) {
+    let code = u32::from(character);
+    let _ = match code {
+        0..=0xff => write!(text, "\\x{code:02x}"),
+        0x100..=0xffff => write!(text, "\\u{code:04x}"),
+        _ => write!(text, "\\U{code:08x}"),
+    };
+}
+
+/// `ascii(value)`.
+///
+/// # Errors
+/// As [`print`].
+pub(super) fn ascii(value: &Value) -> Result<String, Error> {
+    let (mut represented, mut text) = (String::new(), String::new());
+    represent(value, &mut represented, 0)?;
+    for character in represented.chars() {
+        if character.is_ascii() { text.push(character) } else { escape(character, &mut text) }
+    }
+    charge(text.len())?;
+    Ok(text)
 }
 
 /// `str.isprintable`: neither a control, nor unassigned, nor a separator other than the blank.
@@ -300,7 +317,7 @@ impl Json {
                 '\u{8}' => "\\b",
                 '\u{c}' => "\\f",
                 '\0'..='\u{1f}' => "",
-                other if self.ensure_ascii && !other.is_ascii() => "",
+                other if self.ensure_ascii && !matches!(other, ' '..='~') => "",
                 _ => continue,
             };
             text.push_str(&string[from..at]);

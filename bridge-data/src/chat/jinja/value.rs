@@ -78,6 +78,20 @@ pub(in crate::chat) struct Iter {
     pub(super) failure: RefCell<Option<Error>>,
 }
 
+impl Iter {
+    /// The next item, which is removed.
+    ///
+    /// # Errors
+    /// The failure in place of the item.
+    pub(super) fn next(&self) -> Result<Option<Value>, Error> {
+        let item = self.items.borrow_mut().pop_front();
+        match self.failure.borrow().clone().filter(|_| item.is_none()) {
+            Some(error) => Err(error),
+            None => Ok(item),
+        }
+    }
+}
+
 /// A loop while it runs.
 pub(in crate::chat) struct Loop {
     pub(super) items: Rc<Vec<Value>>,

@@ -1,7 +1,6 @@
 //! Calls of functions, methods and macros.
 
 use std::cell::{Cell, RefCell};
-use std::fmt::Write;
 use std::rc::Rc;
 
 use super::super::ast::{Args, Expr};
@@ -10,6 +9,7 @@ use super::super::given::{CallArguments, integer, required, text};
 use super::super::limits::charge;
 use super::super::methods::{attribute, call as call_method, has_method};
 use super::super::scope::Scope;
+use super::super::strftime::strftime;
 use super::super::text::printed;
 use super::super::value::{Closure, Dict, Function, Value, range_length};
 use super::Engine;
@@ -62,14 +62,15 @@ impl Engine<'_> {
         match callee {
             Value::Function(function) => self.call_function(function, &given),
             Value::Method(method) => call_method(&method.0, &method.1, &given),
-            Value::Macro(closure) => self.captured(length, |text| self.call_macro(&closure, given, text)),
+            Value::Macro(closure) => Ok(self.captured(length, |text| self.call_macro(&closure, given, text))?.0),
             Value::Loop(looped) => {
                 let [items] = given.bind("loop", ["iterable"])?;
                 let Some((each, scope)) = &looped.repeat else {
                     return Err(Error::new("the loop must have the 'recursive' marker"));
                 };
                 let items = required("loop", items)?;
-                self.captured(length, |text| self.deeper(|| self.each(each, items, scope, looped.depth + 1, text)))
+                let run = |text: &mut String| self.deeper(|| self.each(each, items, scope, looped.depth + 1, text));
+                Ok(self.captured(length, run)?.0)
             }
             Value::Joiner(joiner) => Ok(if joiner.1.replace(true) { joiner.0.clone() } else { "".into() }),
             Value::Undefined(message) => Err(Error::new(&*message)),
@@ -175,11 +176,7 @@ impl Engine<'_> {
                 let format = required("strftime_now", format)?;
                 let format = text("strftime_now", &format)?;
                 charge(format.len() * 64)?;
-                let mut made = String::new();
-                // A format that chrono does not know is an error of its own, not a panic.
-                write!(made, "{}", chrono::Local::now().format(format))
-                    .map_err(|_| Error::new(format!("strftime_now: {format:?} is not a format")))?;
-                Ok(made.into())
+                Ok(strftime(&chrono::Local::now(), format)?.into())
             }
         }
     }
@@ -189,7 +186,11 @@ impl Engine<'_> {
 fn dict_of(given: &CallArguments) -> Result<Dict, Error> {
     let mut dict = match &given.positional[..] {
         [] => Dict::default(),
-        [Value::Dict(dict)] => (**dict).clone(),
+        [Value::Dict(dict)] => {
+            let mut copy = Dict::default();
+            dict.entries().for_each(|(key, value)| copy.insert(key.clone(), value.clone()));
+            copy
+        }
         [pairs] => {
             let mut dict = Dict::default();
             for pair in pairs.items()?.iter() {

@@ -154,8 +154,12 @@ impl Engine<'_> {
         made
     }
 
-    /// Runs statements into a text of their own.
-    fn captured(&self, length: usize, run: impl FnOnce(&mut String) -> Result<(), Error>) -> Result<Value, Error> {
+    /// Runs statements into a text of their own; returns it with the result of `run`.
+    fn captured<T>(
+        &self,
+        length: usize,
+        run: impl FnOnce(&mut String) -> Result<T, Error>,
+    ) -> Result<(Value, T), Error> {
         let captures = self.captures.get();
         if captures == 0 {
             self.root_length.set(length);
@@ -164,8 +168,8 @@ impl Engine<'_> {
         let mut text = String::new();
         let made = run(&mut text);
         self.captures.set(captures);
-        made?;
-        Ok(if self.autoescape.get() { Value::Markup(text.into()) } else { text.into() })
+        let made = made?;
+        Ok((if self.autoescape.get() { Value::Markup(text.into()) } else { text.into() }, made))
     }
 
     /// Length of the text outside of captures.
@@ -203,7 +207,7 @@ impl Engine<'_> {
             }
             Stmt::For(each) => {
                 let made = self.eval(&each.iter, scope).and_then(|items| self.each(each, items, scope, 0, out));
-                made.map_err(|error| error.at_line(each.line))?;
+                return made.map_err(|error| error.at_line(each.line));
             }
             Stmt::Set(target, expr, line) => {
                 let made = self.eval(expr, scope).and_then(|value| self.set(target, value, scope, out.len()));
@@ -221,7 +225,11 @@ impl Engine<'_> {
         match statement {
             Stmt::SetBlock(block) => {
                 let inner = Scope::new(Some(scope.clone()), Vec::new());
-                let text = self.captured(out.len(), |text| self.run(&block.body, &inner, text).map(|_| ()))?;
+                let (text, flow) = self.captured(out.len(), |text| self.run(&block.body, &inner, text))?;
+                // As in Python, leaving the block drops its text and assigns nothing.
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
                 let made = self.filtered(text, &block.filters, scope);
                 made.and_then(|value| self.set(&block.target, value, scope, out.len()))
                     .map_err(|error| error.at_line(block.line))?;
@@ -236,7 +244,10 @@ impl Engine<'_> {
             }
             Stmt::Filter(filters, body, line) => {
                 let inner = Scope::new(Some(scope.clone()), Vec::new());
-                let text = self.captured(out.len(), |text| self.run(body, &inner, text).map(|_| ()))?;
+                let (text, flow) = self.captured(out.len(), |text| self.run(body, &inner, text))?;
+                if flow != Flow::Next {
+                    return Ok(flow);
+                }
                 let value = self.filtered(text, filters, scope).map_err(|error| error.at_line(*line))?;
                 print(&value, out)?;
             }
@@ -364,7 +375,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Runs a loop over items.
+    /// Runs a loop over items. The result is the end of its `else`, which may end a loop around.
     fn each(
         &self,
         each: &Arc<For>,
@@ -372,7 +383,7 @@ impl Engine<'_> {
         scope: &Rc<Scope>,
         depth: usize,
         out: &mut String,
-    ) -> Result<(), Error> {
+    ) -> Result<Flow, Error> {
         // The tree outlives the engine: the template owns it.
         let code: &For = each;
         let mut items = items.items()?;
@@ -390,6 +401,7 @@ impl Engine<'_> {
         let repeat = code.is_recursive.then(|| (each.clone(), scope.clone()));
         let looped = Rc::new(Loop { items: items.clone(), at: Cell::new(0), depth, last: RefCell::new(None), repeat });
         let (owner, unowned) = (self.owner.get(), self.is_unowned.get());
+        let mut completes = false;
         for (at, item) in items.iter().enumerate() {
             step()?;
             looped.at.set(at);
@@ -410,14 +422,16 @@ impl Engine<'_> {
                 self.own(owner, out.len());
                 self.is_unowned.set(unowned);
             }
+            completes |= flow == Flow::Next;
             if flow == Flow::Break {
                 break;
             }
         }
-        if items.is_empty() {
-            self.run(&code.otherwise, &Scope::new(Some(scope.clone()), Vec::new()), out)?;
+        // Unlike Python's, Jinja's `else` runs if no iteration ran to its end.
+        if completes {
+            return Ok(Flow::Next);
         }
-        Ok(())
+        self.run(&code.otherwise, &Scope::new(Some(scope.clone()), Vec::new()), out)
     }
 
     /// Assigns an item of a loop.
@@ -548,9 +562,23 @@ impl Engine<'_> {
                 let value = self.eval(&parts.0, scope)?;
                 let bound = |bound: &Option<Expr>| bound.as_ref().map(|bound| self.eval(bound, scope)).transpose();
                 let (start, stop, by) = (bound(&parts.1)?, bound(&parts.2)?, bound(&parts.3)?);
-                slice(&value, [start.as_ref(), stop.as_ref(), by.as_ref()])
+                let made = slice(&value, [start.as_ref(), stop.as_ref(), by.as_ref()]);
+                // Jinja evaluates constants itself, and makes a failure undefined.
+                let constant = |bound: &Option<Expr>| bound.as_ref().is_none_or(is_constant);
+                let folds = is_constant(&parts.0) && [&parts.1, &parts.2, &parts.3].into_iter().all(constant);
+                made.or_else(|error| if folds { Ok(Value::Undefined("no such slice".into())) } else { Err(error) })
             }
             _ => Ok(Value::None),
         }
+    }
+}
+
+fn is_constant(expr: &Expr) -> bool {
+    match expr {
+        Expr::None | Expr::Bool(_) | Expr::Int(_) | Expr::Big(_) | Expr::Float(_) | Expr::Text(_) => true,
+        Expr::List(items) | Expr::Tuple(items) => items.iter().all(is_constant),
+        Expr::Dict(pairs) => pairs.iter().all(|(key, value)| is_constant(key) && is_constant(value)),
+        Expr::Neg(operand) => is_constant(operand),
+        _ => false,
     }
 }

@@ -10,7 +10,7 @@ use super::given::{CallArguments, bounded, integer, required, text};
 use super::limits::charge;
 use super::methods::at_path;
 use super::predicates::test;
-use super::strings::{replace, strip};
+use super::strings::{marked, replace, strip};
 use super::text::{Json, printed};
 use super::value::Value;
 
@@ -85,7 +85,8 @@ pub(super) fn filter(name: &str, value: &Value, given: &CallArguments) -> Result
         "trim" => {
             let [chars] = given.bind(name, ["chars"])?;
             let chars = chars.filter(|chars| !matches!(chars, Value::None));
-            strip(&printed(value)?, chars.as_ref())
+            let made = strip(&printed(value)?, chars.as_ref())?;
+            Ok(if matches!(value, Value::Markup(_)) { marked(made) } else { made })
         }
         "length" | "count" => {
             let [] = given.bind(name, [])?;

@@ -8,14 +8,21 @@ use super::super::given::{CallArguments, bounded, integer};
 use super::super::methods::at_path;
 use super::super::operators::math;
 use super::super::text::{file_size, is_space, printed};
+use super::super::unicode::decimal;
 use super::super::value::Value;
+
+/// A number's text with ASCII digits in place of those of other scripts, without blanks around.
+fn with_ascii_digits(text: &str) -> String {
+    let digit = |c| decimal(c).and_then(|digit| char::from_digit(digit, 10)).unwrap_or(c);
+    text.trim_matches(is_space).chars().map(digit).collect()
+}
 
 /// `int(text, base)` of Python.
 fn parse_integer(text: &str, base: u32) -> Option<BigInt> {
-    let text = text.trim_matches(is_space);
+    let text = with_ascii_digits(text);
     let (negative, digits) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
-        None => (false, text.strip_prefix('+').unwrap_or(text)),
+        None => (false, text.strip_prefix('+').unwrap_or(&text)),
     };
     let lower = digits.to_ascii_lowercase();
     let prefix = match base {
@@ -35,7 +42,7 @@ fn parse_integer(text: &str, base: u32) -> Option<BigInt> {
 
 /// `float(text)` of Python.
 fn parse_float(text: &str) -> Option<f64> {
-    let text = text.trim_matches(is_space).to_ascii_lowercase();
+    let text = with_ascii_digits(text).to_ascii_lowercase();
     let unsigned = text.trim_start_matches(['+', '-']);
     if matches!(unsigned, "inf" | "infinity" | "nan") {
         return text.replace("infinity", "inf").parse().ok();

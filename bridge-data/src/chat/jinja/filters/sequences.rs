@@ -70,19 +70,10 @@ pub(super) fn sequence(name: &str, value: &Value, given: &CallArguments) -> Resu
                     _ => Ok(Value::iterator([Err(Error::new("can only get item pairs from a mapping"))])),
                 },
                 "first" => match value {
-                    Value::Iter(iter) => {
-                        let first = iter.items.borrow_mut().pop_front();
-                        match (first, iter.failure.borrow().clone()) {
-                            (Some(first), _) => Ok(first),
-                            (None, Some(error)) => Err(error),
-                            (None, None) => Ok(Value::Undefined("no first item, sequence was empty".into())),
-                        }
-                    }
-                    other => {
-                        let first = other.items()?.first().cloned();
-                        Ok(first.unwrap_or_else(|| Value::Undefined("no first item, sequence was empty".into())))
-                    }
-                },
+                    Value::Iter(iter) => iter.next()?,
+                    other => other.items()?.first().cloned(),
+                }
+                .map_or_else(|| Ok(Value::Undefined("no first item, sequence was empty".into())), Ok),
                 "last" => match value {
                     Value::Iter(_) => Err(Error::new("'generator' object is not reversible")),
                     other => {

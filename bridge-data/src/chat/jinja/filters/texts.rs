@@ -4,17 +4,19 @@ use super::super::error::Error;
 use super::super::format::percent;
 use super::super::given::{CallArguments, bounded, integer, text};
 use super::super::limits::charge;
-use super::super::strings::{capitalized, centered, lines, soft_text};
+use super::super::strings::{capitalized, centered, lines, marked, soft_text};
 use super::super::text::{escaped, is_space, printed, represent, stripped_tags};
+use super::super::unicode::is_letter;
 use super::super::value::{Value, View};
 
 pub(super) fn textual(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let string = printed(value)?;
     charge(string.len() / 4)?;
+    let kept = |made: Value| if matches!(value, Value::Markup(_)) { marked(made) } else { made };
     match name {
         "center" => {
             let [width] = given.bind(name, ["width"])?;
-            centered(&string, width.map_or(Ok(80), |width| bounded(name, &width))?.max(0) as usize)
+            centered(&string, width.map_or(Ok(80), |width| bounded(name, &width))?.max(0) as usize).map(kept)
         }
         "indent" => indent(value, given),
         "truncate" => {
@@ -47,15 +49,15 @@ pub(super) fn textual(name: &str, value: &Value, given: &CallArguments) -> Resul
                     Value::dict(given.named.iter().map(|(name, value)| (Value::Text(name.clone()), value.clone())))
                 }
             };
-            percent(&Value::Text(string), &values)
+            percent(&soft_text(value)?, &values)
         }
-        "wordwrap" => wrap(&string, given),
+        "wordwrap" => wrap(text(name, value)?, given),
         _ => {
             let [] = given.bind(name, [])?;
             Ok(match name {
-                "upper" => string.to_uppercase().into(),
-                "lower" => string.to_lowercase().into(),
-                "capitalize" => capitalized(&string).into(),
+                "upper" => kept(string.to_uppercase().into()),
+                "lower" => kept(string.to_lowercase().into()),
+                "capitalize" => kept(capitalized(&string).into()),
                 "title" => title(&string).into(),
                 "wordcount" => {
                     let is_word = |c: char| c.is_alphanumeric() || c == '_';
@@ -151,19 +153,37 @@ fn url_encoded(value: &Value) -> Result<String, Error> {
     Ok(made.join("&"))
 }
 
-/// `textwrap.wrap` of each line, without its breaks at hyphens.
+/// Parts of a word that a line may end with: up to a hyphen between two letters and two more.
+fn hyphenated(word: &str) -> Vec<&str> {
+    let (mut parts, mut from) = (Vec::new(), 0);
+    for (at, _) in word.match_indices('-') {
+        let all_letters = |found: Vec<char>| found.len() == 2 && found.into_iter().all(is_letter);
+        let behind = word[at + 1..].chars().take(2).collect();
+        if all_letters(word[..at].chars().rev().take(2).collect()) && all_letters(behind) {
+            parts.push(&word[from..=at]);
+            from = at + 1;
+        }
+    }
+    parts.push(&word[from..]);
+    parts
+}
+
+/// `textwrap.wrap` of each line. Of its breaks at hyphens, those within words are made.
 fn wrap(string: &str, given: &CallArguments) -> Result<Value, Error> {
-    let [width, break_long, separator, _hyphens] =
+    let [width, break_long, separator, hyphens] =
         given.bind("wordwrap", ["width", "break_long_words", "wrapstring", "break_on_hyphens"])?;
     let width = width.map_or(Ok(79), |width| bounded("wordwrap", &width))?.max(1) as usize;
     let breaks = break_long.is_none_or(|breaks| breaks.is_true());
+    let at_hyphens = hyphens.is_none_or(|breaks| breaks.is_true());
     let separator = separator.filter(|value| !matches!(value, Value::None));
     let separator = separator.map_or_else(|| Ok("\n".into()), |value| printed(&value))?;
     charge(string.len() * 4)?;
     let mut made = Vec::new();
     for line in lines(string, false) {
         let (mut wrapped, mut current) = (Vec::new(), String::new());
-        for word in line.split_inclusive(' ') {
+        let words = line.split_inclusive(' ');
+        let parts = words.flat_map(|word| if at_hyphens { hyphenated(word) } else { vec![word] });
+        for word in parts {
             let bare = word.trim_end();
             if current.chars().count() + bare.chars().count() > width && !current.trim().is_empty() {
                 wrapped.push(current.trim_end().to_owned());

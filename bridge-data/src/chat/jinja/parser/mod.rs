@@ -259,7 +259,12 @@ impl Parser {
     }
 
     fn for_loop(&mut self, line: u32) -> Result<Stmt> {
+        let from = self.at;
         let target = self.target(false, &["in"])?;
+        let is_loop = |token: &Token| matches!(token, Token::Name(name) if **name == *"loop");
+        if self.tokens[from..self.at].iter().any(|(token, _)| is_loop(token)) {
+            return self.fail("cannot assign to the special variable 'loop' of a loop");
+        }
         self.expect_name("in")?;
         let iter = self.tuple(false, &["recursive"])?;
         let filter = if self.skip_name("if") { Some(self.expression(true)?) } else { None };
