@@ -107,7 +107,7 @@ fn render_with_spans(
     let message_text = MessageText::new(template, &reading, &text, &owned);
     let mut spans = Vec::new();
     for at in all.filter(|at| counts(*at)) {
-        match message_text.spans(at)? {
+        match message_text.spans(at) {
             Ok(found) => spans.extend(found),
             Err(problem) => return Ok(RenderedChat { text, spans: Err(problem), is_marked: false }),
         }
@@ -135,10 +135,13 @@ impl<'a> MessageText<'a> {
 
     /// Spans that the model generates for a message: its bytes after the generation prompt, with
     /// the end of its turn.
-    fn spans(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
+    ///
+    /// # Errors
+    /// The reason why they are unknown, as a sentence.
+    fn spans(&self, message: usize) -> Result<Vec<Span>, String> {
         let Some(first) = self.places[message].first() else {
             // A loop wrote other messages, and nothing for this one.
-            return if self.owned.is_empty() { self.by_prefixes(message) } else { Ok(Ok(Vec::new())) };
+            return if self.owned.is_empty() { self.by_prefixes(message) } else { Ok(Vec::new()) };
         };
         let mut bytes: Vec<Range<usize>> = Vec::new();
         for at in &self.places[message] {
@@ -152,11 +155,11 @@ impl<'a> MessageText<'a> {
         let Some(start) = self.start(message, before, bytes[0].clone()) else { return self.by_prefixes(message) };
         let is_last = message + 1 == self.reading.count();
         if let (Some(last), Some(at)) = (bytes.last_mut(), self.places[message].last()) {
-            last.end = if is_last { self.text.len() } else { self.end(&self.owned[*at]) };
+            last.end = if is_last { self.text.len() } else { self.end(*at) };
         }
         bytes[0].start = start;
         let spans = bytes.into_iter().filter(|bytes| bytes.start < bytes.end);
-        Ok(Ok(spans.map(|bytes| Span { bytes, message: Some(message) }).collect()))
+        Ok(spans.map(|bytes| Span { bytes, message: Some(message) }).collect())
     }
 
     /// Position at which the model begins to generate a message whose first bytes are `first`,
@@ -203,13 +206,19 @@ impl<'a> MessageText<'a> {
         // An answer may go on with the turn of another one, without a header of its own.
         let tag = usual.split_inclusive('>').next().unwrap_or(usual).trim();
         let goes_on = message > 0 && self.reading.role(message - 1) != "user" && !tag.is_empty();
-        (goes_on && !self.text[first.clone()].contains(tag)).then_some(first.start)
+        if goes_on && !self.text[first.clone()].contains(tag) {
+            return Some(first.start);
+        }
+        // A prompt of blanks may differ from those before an answer, which stand between tags.
+        let is_blank = own.is_some_and(|prompt| prompt.trim().is_empty());
+        is_blank.then(|| first.end - self.text[first].trim_start().len())
     }
 
-    /// The end of a turn whose last bytes are `owned`: where a conversation would end with it.
-    /// Where the template writes nothing that ends a turn, the role that comes next tells that it
-    /// is over, and belongs to it.
-    fn end(&self, owned: &Owned) -> usize {
+    /// The end of a turn whose last bytes are those at a place of `owned`: where a conversation
+    /// would end with it. Where the template writes nothing that ends a turn, the role that comes
+    /// next tells that it is over, and belongs to it.
+    fn end(&self, place: usize) -> usize {
+        let owned = &self.owned[place];
         let Range { start, end } = owned.bytes;
         let ending = self.template.end_of_turn();
         if !ending.trim().is_empty() && self.text[start..end].ends_with(ending) {
@@ -217,34 +226,52 @@ impl<'a> MessageText<'a> {
         }
         let alone = self.reading.ending_with(owned.message).unwrap_or_default();
         let end = if !alone.is_empty() && self.text[start..].starts_with(&*alone) { start + alone.len() } else { end };
-        let rest = self.text[end..].trim_start();
-        let behind = self.text.len() - rest.len();
-        match rest.chars().next() {
-            Some('<') if !self.template.ends_turns() => rest.find('>').map_or(end, |at| behind + at + 1),
-            Some('[') if !self.template.ends_turns() => rest.find(']').map_or(end, |at| behind + at + 1),
-            _ => end,
+        if self.template.ends_turns() {
+            return end;
         }
+        let rest = self.text[end..].trim_start();
+        let close = match rest.chars().next() {
+            Some('<') => rest.find('>'),
+            Some('[') => rest.find(']'),
+            _ => None,
+        };
+        let mark = close.map(|at| self.text.len() - rest.len() + at + 1);
+        mark.filter(|mark| self.is_role(place + 1, *mark)).unwrap_or(end)
+    }
+
+    /// True if the bytes up to `mark` tell the role of the message at a place of `owned`: all of its
+    /// content comes after them.
+    fn is_role(&self, place: usize, mark: usize) -> bool {
+        let Some(next) = self.owned.get(place).map(|owned| owned.message) else { return false };
+        let end = self.places[next].last().map_or(0, |last| self.owned[*last].bytes.end);
+        let content = self.reading.content(next).filter(|content| !content.is_empty());
+        content.zip(self.text.get(mark..end)).is_some_and(|(content, text)| text.contains(content))
     }
 
     /// The bytes of a message by comparing the text with that of the messages before; a sentence if
     /// these do not agree.
-    fn by_prefixes(&self, message: usize) -> Result<Result<Vec<Span>, String>, ChatError> {
+    fn by_prefixes(&self, message: usize) -> Result<Vec<Span>, String> {
+        let problem = |problem: &str| {
+            format!(
+                "the chat template has no {{% generation %}} marks, and {problem}. \
+                 Mark in the template what the assistant generates, or count all tokens with dataset.dataset_kwargs.answer_only_loss = false"
+            )
+        };
+        let number = message + 1;
         let render = |count: usize, ending: Ending| {
-            self.reading.render(&self.reading.all()[..count], ending).map(|rendered| rendered.text)
+            let rendered = self.reading.render(&self.reading.all()[..count], ending);
+            let refused = |error| problem(&format!("without message {number} and those after it, {error}"));
+            rendered.map(|rendered| rendered.text).map_err(refused)
         };
         let before = render(message, Ending::GenerationPrompt)?;
-        let after = match message + 1 == self.reading.count() {
+        let after = match number == self.reading.count() {
             true => self.text.to_owned(),
-            false => render(message + 1, Ending::Complete)?,
+            false => render(number, Ending::Complete)?,
         };
         if !after.starts_with(&before) || !self.text.starts_with(&after) {
-            return Ok(Err(format!(
-                "the chat template has no {{% generation %}} marks, and its text for message {} does not begin with its generation prompt. \
-                 Mark in the template what the assistant generates, or count all tokens with dataset.dataset_kwargs.answer_only_loss = false",
-                message + 1
-            )));
+            return Err(problem(&format!("its text for message {number} does not begin with its generation prompt")));
         }
-        Ok(Ok(vec![Span { bytes: before.len()..after.len(), message: Some(message) }]))
+        Ok(vec![Span { bytes: before.len()..after.len(), message: Some(message) }])
     }
 }
 

@@ -118,6 +118,12 @@ impl<'t> Reading<'t> {
         self.conversation.messages[message]["role"].as_str().unwrap_or_default()
     }
 
+    /// The text of a message, without blanks around; of a list of parts the first.
+    pub(super) fn content(&self, message: usize) -> Option<&str> {
+        let content = &self.conversation.messages[message]["content"];
+        content.as_str().or_else(|| content[0]["text"].as_str()).map(str::trim)
+    }
+
     /// Indices of the instructions, of the first turn, and of the turn before a message: the
     /// messages that a template may read to write this message.
     fn turn(&self, message: usize) -> Vec<usize> {

@@ -440,6 +440,45 @@ fn replies_of_tools_within_a_turn_are_not_generated() {
 }
 
 #[test]
+fn only_a_role_ends_a_turn() {
+    // A reply of a tool in brackets.
+    let tools = "{% for m in messages %}{{ '[' + m.content + ']' if m.role == 'tool' else m.content }}{% endfor %}";
+    let said = |role: &str, content: &str| json!({ "role": role, "content": content });
+    let messages = json!([said("user", "?"), said("assistant", "b"), said("tool", "R"), said("assistant", "c")]);
+    assert_eq!(bracketed(tools, &messages), "?[b][R][c]");
+    // Text of a user that begins like a role.
+    let lines = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}";
+    let messages = json!([said("user", "?"), said("assistant", "a"), said("user", "<b>bold</b>")]);
+    assert_eq!(bracketed(lines, &messages), "?\n[a\n]<b>bold</b>\n");
+    // Rounds as ChatGLM counts them, before a text that is the number.
+    let rounds = "{% for m in messages %}{% if m.role == 'user' %}[Round {{ loop.index0 // 2 }}]{{ m.content }}:{% else %}{{ m.content }}{% endif %}{% endfor %}";
+    let messages = json!([said("user", "0"), said("assistant", "a"), said("user", "1")]);
+    assert_eq!(bracketed(rounds, &messages), "[Round 0]0:[a[Round 1]]1:");
+}
+
+#[test]
+fn answers_begin_after_the_blanks_of_a_template() {
+    let source = "{% for m in messages %}{% if m.role == 'user' %}{{ '<u>' + m.content + '<a>' }}{% else %}{{ '\t\t' + m.content + '<e>' }}{% endif %}{% endfor %}{{ '\n' }}";
+    let messages = json!([
+        { "role": "user", "content": "?" }, { "role": "assistant", "content": "b" },
+        { "role": "user", "content": "!" }, { "role": "assistant", "content": "c" },
+    ]);
+    assert_eq!(bracketed(source, &messages), "<u>?<a>\t\t[b<e>]<u>!<a>\t\t[c<e>\n]");
+}
+
+#[test]
+fn a_conversation_is_encoded_where_its_mask_fails() {
+    let source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ messages[-1].role }}";
+    let messages = json!([{ "role": "assistant", "content": "a" }, { "role": "user", "content": "b" }]);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/chat/turns_unmarked");
+    let tokenizer = HuggingFaceTokenizer::load(&folder).expect("a tokenizer");
+    let encoded = template(source).encode(&conversation(&messages), &tokenizer).expect("encoded");
+    assert_eq!(encoded.ids, tokenizer.encode("abuser").expect("ids"));
+    let reason = encoded.assistant_mask.expect_err("no mask");
+    assert!(reason.contains("without message 1") && reason.contains("has no such item"), "{reason}");
+}
+
+#[test]
 fn conversations_with_tools_take_the_template_of_that_name() {
     let new = |source: &str| Some(source.to_owned());
     let template = ChatTemplate::new(new("plain"), new("tools"), Map::new()).expect("valid");
