@@ -43,8 +43,20 @@ pub(crate) fn is_group(field: &str) -> bool {
     GROUPS.contains(&field)
 }
 
-/// Template arguments of a record, without those that are null. `thinking` is an argument if it is
-/// a boolean; as text it is the reasoning of a message.
+/// True if a value holds nothing: null, empty text, an empty list or object.
+pub(crate) fn is_nothing(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(_) | Value::Number(_) => false,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+/// Template arguments of a record. A field that is null is none: tables have it in each record. In
+/// a group, null is a value. `thinking` is an argument if it is a boolean; as text it is the
+/// reasoning of a message.
 ///
 /// # Errors
 /// A group that is not an object, an argument that the renderer sets, documents that are not a list
@@ -63,8 +75,11 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
             Value::Object(entries) => entries,
             _ => return Err(expected()),
         };
-        for (name, value) in entries.into_iter().filter(|(_, value)| !value.is_null()) {
+        for (name, value) in entries {
             if OWN.contains(&name.as_str()) {
+                if value.is_null() {
+                    continue;
+                }
                 return Err(format!(
                     "{group}.{name}: cannot be set by a record: conversations are rendered whole by one template"
                 ));
@@ -72,7 +87,7 @@ pub(crate) fn arguments_of(record: &Map<String, Value>) -> Result<Map<String, Va
             arguments.insert(name, value);
         }
     }
-    if let Some(documents) = arguments.get_mut("documents") {
+    if let Some(documents) = arguments.get_mut("documents").filter(|documents| !documents.is_null()) {
         *documents = json(documents).map_err(|error| format!("documents: {error}"))?.into_owned();
         let list = documents.as_array().ok_or("documents: expected a list of objects with `title` and `text`")?;
         if let Some(at) = list.iter().position(|document| !document.is_object()) {
@@ -130,7 +145,9 @@ mod tests {
         let of = |record: Value| arguments_of(record.as_object().unwrap()).map(Value::Object);
         let record = json!({ "enable_thinking": false, "reasoning_effort": null, "thinking": "hm", "id": 3,
                              "chat_template_kwargs": "{\"enable_thinking\": true, \"x\": 1, \"y\": null}" });
-        assert_eq!(of(record), Ok(json!({ "enable_thinking": true, "x": 1 })));
+        assert_eq!(of(record), Ok(json!({ "enable_thinking": true, "x": 1, "y": null })));
+        let nulls = json!({ "template_kwargs": { "documents": null, "tools": null } });
+        assert_eq!(of(nulls), Ok(json!({ "documents": null })));
         assert_eq!(of(json!({ "thinking": true })), Ok(json!({ "thinking": true })));
         let documents = json!([{ "title": "t", "text": "x" }]);
         assert_eq!(of(json!({ "documents": documents.to_string() })), Ok(json!({ "documents": documents })));

@@ -277,6 +277,17 @@ impl ChatTemplate {
         Ok(reading.render(&reading.all(), ending)?.text)
     }
 
+    /// The text of a complete conversation, and the fields of its messages that the template does
+    /// not read, such as `messages[].name`.
+    ///
+    /// # Errors
+    /// If the template refuses it.
+    pub(crate) fn render_with_unread(&self, conversation: &Conversation) -> Result<(String, Vec<String>), ChatError> {
+        let reading = self.read(conversation);
+        let text = reading.render(&reading.all(), Ending::Complete)?.text;
+        Ok((text, reading.unread()))
+    }
+
     /// The token ids of a complete conversation, with a mask of the assistant's tokens.
     ///
     /// # Errors

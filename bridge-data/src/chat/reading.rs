@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use serde_json::{Map, Value as Json};
 
+use super::arguments::is_nothing;
 use super::jinja::{Owned, Rendered, Value, limits};
 use super::{ChatError, Conversation, Ending, Variant};
 
@@ -124,6 +125,37 @@ impl<'t> Reading<'t> {
         content.as_str().or_else(|| content[0]["text"].as_str()).map(str::trim)
     }
 
+    /// Fields of messages and of their calls that hold something and were not read by a rendering,
+    /// such as `messages[].name`.
+    pub(super) fn unread(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut add = |place: &str, known: &[&str], fields: &Json, value: &Value| {
+            let (Json::Object(fields), Value::Dict(dict)) = (fields, value) else { return };
+            for name in fields.iter().filter(|(_, value)| !is_nothing(value)).map(|(name, _)| name.as_str()) {
+                let aliases = if REASONING.contains(&name) { &REASONING[..] } else { &[name] };
+                if !known.contains(&name) && !aliases.iter().any(|name| dict.was_read(name)) {
+                    names.push(format!("{place}.{name}"));
+                }
+            }
+        };
+        for (message, value) in self.conversation.messages.iter().zip(&self.messages) {
+            add("messages[]", &["role", "content", "tool_calls"], message, value);
+            let Value::Dict(dict) = value else { continue };
+            let (Json::Array(calls), Some(Value::List(values))) = (&message["tool_calls"], dict.peek("tool_calls"))
+            else {
+                continue;
+            };
+            // Calls that are not written are reported as a whole.
+            for (call, value) in calls.iter().zip(&**values).filter(|_| dict.was_read("tool_calls")) {
+                add("messages[].tool_calls[]", &["type", "function"], call, value);
+                let Value::Dict(dict) = value else { continue };
+                let function = dict.peek("function").unwrap_or(&Value::None);
+                add("messages[].tool_calls[].function", &["name", "arguments"], &call["function"], function);
+            }
+        }
+        names
+    }
+
     /// Indices of the instructions, of the first turn, and of the turn before a message: the
     /// messages that a template may read to write this message.
     fn turn(&self, message: usize) -> Vec<usize> {
@@ -168,7 +200,7 @@ fn value_of(json: &Json) -> Value {
         Json::String(text) => Value::from(text.as_str()),
         Json::Array(items) => Value::list(items.iter().map(value_of).collect()),
         Json::Object(fields) => {
-            Value::dict(fields.iter().map(|(name, value)| (Value::from(name.as_str()), value_of(value))))
+            Value::recording_dict(fields.iter().map(|(name, value)| (Value::from(name.as_str()), value_of(value))))
         }
     }
 }
@@ -181,10 +213,10 @@ fn message_of(message: &Json) -> Value {
     let given = given.map(|(name, value)| (Value::from(name.as_str()), value_of(value)));
     let reasoning = REASONING.into_iter().find_map(|name| fields.get(name).filter(|value| !value.is_null()));
     match reasoning.map(value_of) {
-        None => Value::dict(given),
+        None => Value::recording_dict(given),
         Some(reasoning) => {
             let first = [("thinking".into(), reasoning.clone())];
-            Value::dict(first.into_iter().chain(given).chain([("reasoning_content".into(), reasoning)]))
+            Value::recording_dict(first.into_iter().chain(given).chain([("reasoning_content".into(), reasoning)]))
         }
     }
 }

@@ -479,6 +479,14 @@ fn a_conversation_is_encoded_where_its_mask_fails() {
 }
 
 #[test]
+fn arguments_that_are_null_are_none() {
+    let template = template("{{ x is none }}{{ y is defined }}{{ enable_thinking is defined }}");
+    let record = json!({ "messages": [], "enable_thinking": null, "chat_template_kwargs": { "x": null } });
+    let conversation = Conversation::from_json(&record).expect("a conversation");
+    assert_eq!(template.render(&conversation, Ending::Complete).expect("rendered"), "TrueFalseFalse");
+}
+
+#[test]
 fn conversations_with_tools_take_the_template_of_that_name() {
     let new = |source: &str| Some(source.to_owned());
     let template = ChatTemplate::new(new("plain"), new("tools"), Map::new()).expect("valid");

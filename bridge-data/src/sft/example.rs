@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::ids::of_ids;
@@ -12,12 +12,12 @@ use super::preferences::{self, Pair, pair};
 use super::prompt::{Excess, Part, fields_to_shorten, parts, shorten};
 use super::spellings::{Answer, Asked, Spoken, asked, conversation, has_messages, is_conversation, refuse_judged};
 use crate::DataError;
-use crate::chat::{ChatTemplate, Conversation, Ending};
+use crate::chat::{ChatTemplate, Conversation};
 use crate::tokenizer::{Tokenizer, require_eod};
 
 /// Version of the rules that turn a record into tokens: stored examples of another version are
 /// built anew.
-const RULES: u32 = 5;
+const RULES: u32 = 6;
 
 /// Token ids and their weights in the loss; both have the same length.
 #[derive(Debug, Clone, PartialEq)]
@@ -174,8 +174,9 @@ impl ExampleBuilder {
         Ok(example)
     }
 
-    /// Notes roles whose text the chat template does not write, such as one that it does not know.
-    /// The text of users and assistants is written, and that of tools may be written as JSON.
+    /// Notes fields of messages that the chat template does not read, and roles whose text it does
+    /// not write, such as one that it does not know. The text of users and assistants is written,
+    /// and that of tools may be written as JSON.
     fn name_unwritten(&self, fields: &mut Fields<'_>, conversation: &Conversation) {
         const WRITTEN: [&str; 3] = ["user", "assistant", "tool"];
         let mut others: Vec<(&str, &str)> = Vec::new();
@@ -186,12 +187,14 @@ impl ExampleBuilder {
                 others.push((role, text));
             }
         }
-        if others.is_empty() {
+        let mut names = conversation.messages.iter().filter_map(Value::as_object).flat_map(Map::keys);
+        if others.is_empty() && names.all(|name| name == "role" || name == "content") {
             return;
         }
         let Some(template) = &self.template else { return };
         // A refusal is an error where the conversation is encoded.
-        let Ok(written) = template.render(conversation, Ending::Complete) else { return };
+        let Ok((written, unread)) = template.render_with_unread(conversation) else { return };
+        unread.into_iter().for_each(|field| fields.leave(field));
         for (role, text) in others {
             if !written.contains(text) {
                 fields.leave(format!("messages[].content of role {role}"));

@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value};
 
+pub(super) use crate::chat::arguments::is_nothing;
+
 /// Fields of a record.
 pub(super) struct Fields<'r> {
     fields: &'r Map<String, Value>,
@@ -65,16 +67,5 @@ impl<'r> Fields<'r> {
         let is_unused = |(name, value): &(&String, &Value)| !is_nothing(value) && !used.contains(&name.as_str());
         let unused = fields.iter().filter(is_unused).map(|(name, _)| name.clone());
         unused.chain(within).collect()
-    }
-}
-
-/// True if a value holds nothing: null, empty text, an empty list or object.
-pub(super) fn is_nothing(value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(_) | Value::Number(_) => false,
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(fields) => fields.is_empty(),
     }
 }

@@ -41,7 +41,7 @@ const INVERSES: [&str; 3] = ["masked", "mask", "ignore_loss"];
 /// Fields of media, in messages and in records.
 const MEDIA: [&str; 8] = ["images", "image", "videos", "video", "audios", "audio", "image_url", "pixel_values"];
 
-/// Words of a chat template: its names of roles and of message fields.
+/// Words of a chat template: its names of roles and arguments.
 #[derive(Debug, Default)]
 pub(super) struct Words {
     words: HashSet<String>,
@@ -70,16 +70,6 @@ impl Words {
     /// True if the template names a word.
     pub(super) fn names(&self, word: &str) -> bool {
         self.words.contains(word)
-    }
-
-    /// True if a field of messages reaches the template's text, as far as its words tell.
-    pub(super) fn reads(&self, field: &str) -> bool {
-        const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-        let is_named = match REASONING.contains(&field) {
-            true => REASONING.iter().any(|name| self.names(name)),
-            false => self.names(field),
-        };
-        is_named || self.writes_whole || ["role", "content", "tool_calls"].contains(&field)
     }
 
     /// The role that the template knows for a written one.

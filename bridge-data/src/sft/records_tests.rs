@@ -138,6 +138,35 @@ fn roles_that_the_template_does_not_write_are_named() {
 }
 
 #[test]
+fn fields_of_messages_that_the_template_does_not_read_are_named() {
+    let call = json!({ "id": "1", "type": "function", "index": 0,
+                       "function": { "name": "w", "arguments": { "c": 1 }, "strict": true } });
+    let messages = json!([{ "role": "user", "content": "Q", "name": "N", "id": 3, "audio": null },
+                          { "role": "assistant", "content": "A", "tool_calls": [call] }]);
+    let unused = |template: &str| {
+        let template = format!("{template}{{% if add_generation_prompt %}}<a>{{% endif %}}");
+        let builder = builder(RecordKind::AsWritten, &template, |options| options.answer_only_loss = false);
+        read_by(&builder, &json!({ "messages": messages })).unwrap().1
+    };
+    // A template that names `name`, `id` and `index`, but of other values.
+    let by_name = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}\
+                   {{ c.function.arguments | tojson }}{{ loop.index }}{% endfor %}{{ tools.id }}{% endfor %}";
+    assert_eq!(
+        unused(&by_name.replace("tools.id", "bos.id if false")),
+        "messages[].name messages[].id messages[].tool_calls[].id messages[].tool_calls[].index \
+         messages[].tool_calls[].function.strict"
+    );
+    let read =
+        "{% for m in messages %}{{ m.get('name') }}{{ m['id'] }}{{ m.tool_calls | default([]) | tojson }}{% endfor %}";
+    assert_eq!(unused(read), "");
+    assert_eq!(unused("{% for m in messages %}{{ m | tojson }}{% endfor %}"), "");
+    assert_eq!(
+        unused("{% for m in messages %}{% for key, value in m.items() %}{{ value }}{% endfor %}{% endfor %}"),
+        ""
+    );
+}
+
+#[test]
 fn conversations_are_read_whole() {
     let chat = |record: Value, text: &str, unused: &str| is_read(RecordKind::AsWritten, record, text, unused);
     let said = |role: &str, text: &str| json!({ "role": role, "content": text });

@@ -191,14 +191,9 @@ pub(super) fn finish(
         }
     }
     let all = fields.all();
-    for name in arguments.keys().filter(|name| !all.contains_key(*name) && !words.names(name)) {
+    let is_unused = |name: &str, value: &Value| !value.is_null() && !all.contains_key(name) && !words.names(name);
+    for (name, _) in arguments.iter().filter(|(name, value)| is_unused(name, value)) {
         fields.leave(format!("{}.{name}", arguments::GROUPS[0]));
-    }
-    for message in &messages {
-        let unread = message.value.as_object().into_iter().flatten();
-        for (field, _) in unread.filter(|(field, value)| !is_nothing(value) && !words.reads(field)) {
-            fields.leave(format!("messages[].{field}"));
-        }
     }
     let (messages, weights) = messages.into_iter().map(|message| (message.value, message.weight)).unzip();
     let tools = Some(tools).filter(|tools| !is_nothing(tools));

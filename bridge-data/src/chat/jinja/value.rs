@@ -114,6 +114,8 @@ pub(in crate::chat) struct Closure {
 #[derive(Clone, Default)]
 pub(in crate::chat) struct Dict {
     entries: IndexMap<Key, (Value, Value), ahash::RandomState>,
+    /// For each entry, true if it was read, in dictionaries that record it.
+    read: Option<RefCell<Vec<bool>>>,
 }
 
 /// A value as a key: numbers of the same value are one key.
@@ -149,19 +151,42 @@ impl Equivalent<Key> for Named<'_> {
 }
 
 impl Dict {
-    /// Keys with their values.
+    /// Keys with their values, which count as read.
     pub(super) fn entries(&self) -> indexmap::map::Values<'_, Key, (Value, Value)> {
+        if let Some(read) = &self.read {
+            read.borrow_mut().fill(true);
+        }
         self.entries.values()
     }
 
-    pub(super) fn get_text(&self, key: &str) -> Option<&Value> {
+    /// The value of a key, without recording that it is read.
+    pub(in crate::chat) fn peek(&self, key: &str) -> Option<&Value> {
         self.entries.get(&Named(key)).map(|(_, value)| value)
+    }
+
+    /// True if the value of a key was read since the dictionary was made.
+    pub(in crate::chat) fn was_read(&self, key: &str) -> bool {
+        let at = self.entries.get_index_of(&Named(key));
+        at.zip(self.read.as_ref()).is_some_and(|(at, read)| read.borrow().get(at) == Some(&true))
+    }
+
+    fn at(&self, at: usize) -> Option<&Value> {
+        if let Some(read) = &self.read
+            && let Some(entry) = read.borrow_mut().get_mut(at)
+        {
+            *entry = true;
+        }
+        self.entries.get_index(at).map(|(_, (_, value))| value)
+    }
+
+    pub(super) fn get_text(&self, key: &str) -> Option<&Value> {
+        self.at(self.entries.get_index_of(&Named(key))?)
     }
 
     pub(super) fn get(&self, key: &Value) -> Option<&Value> {
         match key.as_text() {
             Some(text) => self.get_text(text),
-            None => self.entries.get(&Key(key.clone())).map(|(_, value)| value),
+            None => self.at(self.entries.get_index_of(&Key(key.clone()))?),
         }
     }
 
@@ -218,9 +243,17 @@ impl Value {
         Self::Tuple(Rc::new(items))
     }
 
-    pub(in crate::chat) fn dict(entries: impl IntoIterator<Item = (Self, Self)>) -> Self {
+    pub(super) fn dict(entries: impl IntoIterator<Item = (Self, Self)>) -> Self {
         let mut dict = Dict::default();
         entries.into_iter().for_each(|(key, value)| dict.insert(key, value));
+        Self::Dict(Rc::new(dict))
+    }
+
+    /// A dictionary that records which entries are read.
+    pub(in crate::chat) fn recording_dict(entries: impl IntoIterator<Item = (Self, Self)>) -> Self {
+        let mut dict = Dict::default();
+        entries.into_iter().for_each(|(key, value)| dict.insert(key, value));
+        dict.read = Some(RefCell::new(vec![false; dict.entries.len()]));
         Self::Dict(Rc::new(dict))
     }
 
@@ -416,8 +449,8 @@ impl Value {
         match self {
             Self::List(items) | Self::Tuple(items) => all(items),
             Self::Dict(dict) | Self::View(_, dict) => {
-                charge(dict.entries().len())?;
-                dict.entries().try_for_each(|(_, value)| value.check_depth(depth + 1))
+                charge(dict.entries.len())?;
+                dict.entries.values().try_for_each(|(_, value)| value.check_depth(depth + 1))
             }
             Self::Iter(iter) => iter.items.borrow().iter().try_for_each(|item| item.check_depth(depth + 1)),
             Self::Method(method) => method.0.check_depth(depth + 1),
@@ -477,9 +510,9 @@ fn equal_within(a: &Value, b: &Value, depth: usize) -> Result<bool, Error> {
             if a.entries.len() != b.entries.len() {
                 return Ok(false);
             }
-            for (key, value) in a.entries() {
-                match b.get(key) {
-                    Some(other) if equal_within(value, other, depth + 1)? => {}
+            for (key, (_, value)) in &a.entries {
+                match b.entries.get(key) {
+                    Some((_, other)) if equal_within(value, other, depth + 1)? => {}
                     _ => return Ok(false),
                 }
             }
