@@ -36,6 +36,9 @@ pub struct ExamplesReport {
     pub unended: u64,
     /// Preferences whose two answers are the same.
     pub ties: u64,
+    /// Preferences whose two answers have different messages of the user.
+    #[serde(default)]
+    pub differing: u64,
     /// Fields that nothing used, with the number of records that have them.
     #[serde(default)]
     pub unused: BTreeMap<String, u64>,
@@ -82,8 +85,16 @@ impl ExamplesReport {
 
     /// True if a part of the files is not in the examples, or if examples teach something unwanted.
     pub fn lacks(&self) -> bool {
-        let counts =
-            [self.truncated, self.without_loss, self.blank, self.lost_calls, self.unended, self.ties, self.skipped];
+        let counts = [
+            self.truncated,
+            self.without_loss,
+            self.blank,
+            self.lost_calls,
+            self.unended,
+            self.ties,
+            self.differing,
+            self.skipped,
+        ];
         !self.unused.is_empty() || counts.iter().any(|count| *count > 0)
     }
 }
@@ -113,6 +124,13 @@ impl fmt::Display for ExamplesReport {
         }
         if self.ties > 0 {
             write!(f, "; {} with both answers the same, which teach nothing", self.ties)?;
+        }
+        if self.differing > 0 {
+            let count = self.differing;
+            write!(
+                f,
+                "; {count} whose two answers have different messages of the user, so that they answer other prompts"
+            )?;
         }
         if let Some(fields) = self.unused_fields() {
             write!(f, "; {fields}")?;

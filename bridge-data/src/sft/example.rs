@@ -51,6 +51,8 @@ pub(super) struct ParsedRecord {
     pub(super) examples: Vec<Example>,
     /// Fields that nothing used.
     pub(super) unused: Vec<String>,
+    /// True if the two answers of a preference have different messages of the user.
+    pub(super) differs: bool,
 }
 
 /// Makes examples of records.
@@ -117,16 +119,18 @@ impl ExampleBuilder {
     pub(super) fn read(&self, record: &Value) -> Result<ParsedRecord, String> {
         let mut fields = Fields::survey(record)?;
         refuse_media(fields.all())?;
-        let examples = match self.options.kind {
+        let (examples, differs) = match self.options.kind {
             RecordKind::Preference => self.preference(&mut fields, false)?,
             RecordKind::ChatPreference => self.preference(&mut fields, true)?,
-            RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => vec![self.example(&mut fields)?],
+            RecordKind::AsWritten | RecordKind::Chat | RecordKind::Prompt => (vec![self.example(&mut fields)?], false),
         };
-        Ok(ParsedRecord { examples, unused: fields.unused() })
+        Ok(ParsedRecord { examples, unused: fields.unused(), differs })
     }
 
-    /// The prompt of a preference with each of its answers.
-    fn preference(&self, fields: &mut Fields<'_>, is_chat: bool) -> Result<Vec<Example>, String> {
+    /// The prompt of a preference with each of its answers, and true if these have different
+    /// messages of the user.
+    fn preference(&self, fields: &mut Fields<'_>, is_chat: bool) -> Result<(Vec<Example>, bool), String> {
+        let mut differs = false;
         let examples = match pair(fields, &self.words, is_chat)? {
             Pair::Text { prompt, answers } => {
                 let example = |answer: &String| self.of_texts(&prompt, answer, false);
@@ -134,6 +138,11 @@ impl ExampleBuilder {
             }
             Pair::Chat(pair) => {
                 pair.iter().for_each(|spoken| self.name_unwritten(fields, &spoken.conversation));
+                let asked = |at: usize| {
+                    let messages = pair[at].conversation.messages.iter();
+                    messages.filter(|message| message["role"] == "user" || message["role"] == "system")
+                };
+                differs = !asked(0).eq(asked(1));
                 (*pair).map(|spoken| self.of_chat(spoken)).into_iter().collect::<Result<Vec<_>, _>>()?
             }
         };
@@ -148,7 +157,7 @@ impl ExampleBuilder {
                 return Err("tokens of a preference count alike: expected no weights".to_owned());
             }
         }
-        Ok(examples)
+        Ok((examples, differs))
     }
 
     /// The example of a record with one answer.

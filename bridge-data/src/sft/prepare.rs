@@ -113,6 +113,7 @@ fn write(
         lost_calls: 0,
         unended: 0,
         ties: 0,
+        differing: 0,
         unused: BTreeMap::new(),
         skipped: 0,
         reasons: Vec::new(),
@@ -172,7 +173,8 @@ impl StoreBuilder<'_> {
                 self.report.bytes += bytes as u64;
                 self.digest.write_u64(digest);
                 match example {
-                    Ok(ParsedRecord { examples, unused }) => {
+                    Ok(ParsedRecord { examples, unused, differs }) => {
+                        self.report.differing += u64::from(differs);
                         self.report.note_unused(unused);
                         self.add(&examples)?;
                     }

@@ -126,6 +126,28 @@ fn preferences_without_a_preference_are_counted() {
 }
 
 #[test]
+fn preferences_with_different_prompts_are_counted() {
+    let turns = |questions: [&str; 2], answer: &str| {
+        let said = |role: &str, text: &str| json!({ "role": role, "content": text });
+        json!([
+            said("user", questions[0]),
+            said("assistant", answer),
+            said("user", questions[1]),
+            said("assistant", answer)
+        ])
+    };
+    let pair = |chosen: Value, rejected: Value| json!({ "chosen": chosen, "rejected": rejected });
+    let records = [
+        pair(turns(["P", "Q"], "A"), turns(["P", "Q"], "B")),
+        pair(turns(["P", "Q"], "A"), turns(["P", "R"], "B")),
+        pair(turns(["P", "Q"], "A"), turns(["R", "Q"], "B")),
+    ];
+    let found = report(&records, RecordKind::Preference, Some(ENDING));
+    assert!(found.differing == 2 && found.lacks(), "{found:?}");
+    assert!(found.to_string().contains("2 whose two answers have different messages of the user"), "{found}");
+}
+
+#[test]
 fn examples_that_are_held_out_in_vain_are_counted() {
     let record = |number: usize| json!({ "prompt": format!("Q{number}"), "completion": "A" });
     let overlaps = |train: &[usize], valid: &[usize], limit: Option<usize>| {
