@@ -239,8 +239,8 @@ impl<'a> MessageText<'a> {
         mark.filter(|mark| self.is_role(place + 1, *mark)).unwrap_or(end)
     }
 
-    /// True if the bytes up to `mark` tell the role of the message at a place of `owned`: all of its
-    /// content comes after them.
+    /// True if the bytes up to `mark` tell the role of the message at a place of `owned`: all of
+    /// its content comes after them.
     fn is_role(&self, place: usize, mark: usize) -> bool {
         let Some(next) = self.owned.get(place).map(|owned| owned.message) else { return false };
         let end = self.places[next].last().map_or(0, |last| self.owned[*last].bytes.end);
