@@ -304,9 +304,9 @@ impl ChatTemplate {
         Ok(tokenizer.encode(&self.render(conversation, Ending::Complete)?)?)
     }
 
-    /// Calls `on_token` with the token ids of a complete conversation in order, each with its weight
-    /// in the loss: the assistant's tokens have the weight of their message in `weights`, all other
-    /// tokens 0.
+    /// Calls `on_token` with the token ids of a complete conversation in order, each with its
+    /// weight in the loss: the assistant's tokens have the weight of their message in `weights`,
+    /// all other tokens 0.
     ///
     /// # Errors
     /// As [`ChatTemplate::encode`]; [`ChatError::NoMask`] if the assistant's tokens cannot be
