@@ -138,6 +138,19 @@ fn errors_are_json_where_json_is_asked_for() {
             assert!(error.contains_key(key), "{key} in {report}");
         }
     }
+    let settings = std::fs::read_to_string(format!("{}/config.json", golden("llama"))).unwrap();
+    let mut settings: Value = serde_json::from_str(&settings).unwrap();
+    settings["hidden_act"] = "gelu_10".into();
+    std::fs::create_dir(folder.path().join("model")).unwrap();
+    std::fs::write(folder.path().join("model/config.json"), settings.to_string()).unwrap();
+    for command in
+        [&["convert", "import", "model", "out", "--json"][..], &["generate", "model", "--prompt", "a", "--json"]]
+    {
+        let report: Value = serde_json::from_slice(&bridge(folder.path(), command).stdout).expect("JSON");
+        let error = &report["errors"][0];
+        assert_eq!(error["key"], "hidden_act", "{report}");
+        assert!(error["file"].as_str().is_some_and(|file| file.ends_with("model/config.json")), "{report}");
+    }
 }
 
 #[test]

@@ -104,13 +104,16 @@ impl Failure {
 }
 
 /// The error of a message, which begins with the option or file that it is about, if it is about
-/// one.
+/// one. A key of the file may follow.
 fn of_message(message: &str) -> Value {
-    let (subject, _) = message.split_once(": ").unwrap_or_default();
+    let (subject, rest) = message.split_once(": ").unwrap_or_default();
     let option = subject.starts_with("--").then_some(subject);
     let file = Some(subject).filter(|subject| option.is_none() && Path::new(subject).components().count() > 1);
     let file = file.or_else(|| Some(subject).filter(|subject| !subject.is_empty() && Path::new(subject).exists()));
-    json!({ "key": option, "message": message, "found": null, "expected": null, "hint": null, "file": file, "line": null })
+    let of_key = |part: &str| part.chars().all(|c| c.is_ascii_alphanumeric() || "._".contains(c));
+    let key = rest.split_once(": ").filter(|(key, rest)| of_key(key) && rest.starts_with("expected "));
+    let key = option.or(key.filter(|_| file.is_some()).map(|(key, _)| key));
+    json!({ "key": key, "message": message, "found": null, "expected": null, "hint": null, "file": file, "line": null })
 }
 
 impl<E: Into<TrainError>> From<E> for Failure {

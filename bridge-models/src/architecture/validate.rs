@@ -371,14 +371,14 @@ impl RopeScaling {
         match self {
             Self::Linear { factor } => above_zero("model.seq_len_interpolation_factor", *factor),
             Self::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
-                if *factor >= 1.0 && factor.is_finite() && *low > 0.0 && high > low {
+                if !(*factor >= 1.0 && factor.is_finite()) {
+                    return Err(invalid("model.rope_scaling_factor", format!("expected at least 1, found {factor}")));
+                }
+                if *low > 0.0 && high > low {
                     return Ok(());
                 }
-                let message = format!(
-                    "expected a factor of at least 1 and 0 < low_freq_factor < high_freq_factor, found factor {factor}, \
-                     low_freq_factor {low}, high_freq_factor {high}"
-                );
-                Err(invalid("model.rope_scaling_factor", message))
+                let message = format!("expected 0 < low_freq_factor < high_freq_factor, found {low} and {high}");
+                Err(invalid("model.rope_scaling_high_freq_factor", message))
             }
             Self::Yarn(yarn) => {
                 above_zero("model.yarn_rotary_scaling_factor", yarn.factor)?;

@@ -10,6 +10,7 @@ use super::error::HfError;
 use super::family::Family;
 use super::fields::{Fields, ReadKeys};
 use super::json;
+use super::recipe_keys::in_file;
 use super::unread::unread;
 use crate::decoder::DecoderConfig;
 use crate::families::{FAMILIES, with_model_type};
@@ -27,13 +28,13 @@ pub(super) struct Described {
 /// # Errors
 /// If the file is missing or damaged, or describes an unknown model.
 pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
-    let settings = read_settings(folder)?;
-    let settings = family(&Fields::new(&settings))?.with_own_keys(settings)?;
+    let path = folder.join("config.json");
+    let read = read_settings(&path)?;
+    let own_keys = family(&Fields::new(&read)).and_then(|family| family.with_own_keys(read.clone()));
+    let settings = own_keys.map_err(|error| in_file(&path, &read, error))?;
     let read_keys = ReadKeys::default();
-    let architecture = Architecture::new(&Fields::recording(&settings, &read_keys)).map_err(|error| match error {
-        HfError::Model(source) => HfError::Described { path: folder.join("config.json"), source },
-        other => other,
-    })?;
+    let architecture = Architecture::new(&Fields::recording(&settings, &read_keys));
+    let architecture = architecture.map_err(|error| in_file(&path, &settings, error))?;
     let unread = unread(&settings, &read_keys.into_inner());
     Ok(Described { settings, architecture, unread })
 }
@@ -50,11 +51,10 @@ pub(super) fn unread_keys_message(folder: &Path, unread: &[String]) -> Option<St
     (!unread.is_empty()).then(message)
 }
 
-/// The table of a folder's `config.json`.
-fn read_settings(folder: &Path) -> Result<Map<String, Value>, HfError> {
-    let path = folder.join("config.json");
-    let text = untrusted_io::read_text(&path, untrusted_io::SETTINGS_BYTES).map_err(|source| io(&path, source))?;
-    json::parse_table(&text).map_err(|source| HfError::Json { path, source })
+/// The table of a `config.json`.
+fn read_settings(path: &Path) -> Result<Map<String, Value>, HfError> {
+    let text = untrusted_io::read_text(path, untrusted_io::SETTINGS_BYTES).map_err(|source| io(path, source))?;
+    json::parse_table(&text).map_err(|source| HfError::Json { path: path.to_owned(), source })
 }
 
 /// Architecture in a `config.json`.

@@ -33,8 +33,10 @@ pub enum HfError {
         source: safetensors::SafeTensorError,
     },
     /// A setting of `config.json` that cannot be used.
-    #[error("config.json: {key}: expected {expected}, found {found}")]
+    #[error("{path}: {key}: expected {expected}, found {found}")]
     Setting {
+        /// The file; only its name where the settings come from no file.
+        path: PathBuf,
         /// The key.
         key: String,
         /// Found value.
@@ -86,7 +88,7 @@ pub enum HfError {
     Described {
         /// The file.
         path: PathBuf,
-        /// Why not, by the setting of a recipe.
+        /// Why not, by the file's key, or by a recipe's setting if the file has no such key.
         source: ModelBuildError,
     },
     /// The names of the tensors have something before or in them that a wrapper of the model has

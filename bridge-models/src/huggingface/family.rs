@@ -63,7 +63,7 @@ impl Family {
             match settings.get(*key) {
                 Some(known) if *known != value => {
                     let expected = format!("{known}, the value of {key}, for which it stands");
-                    return Err(HfError::Setting { key: (*alias).into(), found: value.to_string(), expected });
+                    return Err(Fields::new(&settings).error(alias, &value.to_string(), &expected));
                 }
                 Some(_) => {}
                 None => drop(settings.insert((*key).into(), value)),
@@ -99,7 +99,7 @@ impl Family {
             row.write(&mut config.clone(), &mut settings);
         }
         let read = self.decoder_config(&Fields::new(&settings)).map_err(|error| match error {
-            HfError::Setting { key, found, expected } => self.cannot_hold(key, found, expected),
+            HfError::Setting { key, found, expected, .. } => self.cannot_hold(key, found, expected),
             other => other,
         })?;
         match config.difference(&as_in_a_file(read)) {

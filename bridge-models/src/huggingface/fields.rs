@@ -130,6 +130,7 @@ impl<'a> Fields<'a> {
     /// An error about `key`.
     pub fn error(&self, key: &str, found: &str, expected: &str) -> HfError {
         HfError::Setting {
+            path: "config.json".into(),
             key: format!("{}{key}", self.prefix),
             found: found.to_owned(),
             expected: expected.to_owned(),

@@ -18,6 +18,7 @@ use super::error::{HfError, TensorProblem};
 use super::family::Family;
 use super::fields::Fields;
 use super::gguf::GgufModel;
+use super::recipe_keys::in_file;
 use super::runs::BLOCK;
 use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
@@ -54,8 +55,9 @@ impl HfModel {
     pub fn open(folder: &Path) -> Result<Self, HfError> {
         if !folder.is_dir() {
             let GgufModel { settings, source, companions, unread } = GgufModel::open(folder)?;
-            let architecture = Architecture::new(&Fields::new(&settings))?;
-            return Ok(Self { unread, ..Self::new(architecture, settings, companions, Box::new(source))? });
+            let architecture = Architecture::new(&Fields::new(&settings));
+            let architecture = architecture.map_err(|error| in_file(folder, &settings, error))?;
+            return Ok(Self { unread, ..Self::new(folder, architecture, settings, companions, Box::new(source))? });
         }
         let beside = folder.join("adapter_config.json");
         if beside.is_file() {
@@ -64,18 +66,21 @@ impl HfModel {
         let Described { settings, architecture, unread } = read_folder(folder)?;
         let source = HfCheckpoint::open_named(folder, architecture.weights.as_deref())?
             .dequantized(architecture.quantization)?;
-        Ok(Self { unread, ..Self::new(architecture, settings, BTreeMap::new(), Box::new(source))? })
+        let file = folder.join("config.json");
+        Ok(Self { unread, ..Self::new(&file, architecture, settings, BTreeMap::new(), Box::new(source))? })
     }
 
-    /// A model with these tensors.
+    /// A model with these tensors. `file` has the settings.
     fn new(
+        file: &Path,
         architecture: Architecture,
         settings: Map<String, Value>,
         tokenizer_files: BTreeMap<String, Vec<u8>>,
         source: Box<dyn TensorSource>,
     ) -> Result<Self, HfError> {
         let Architecture { family, config, eos_token_ids, .. } = architecture;
-        config.check_against(source.tensors().map(|(_, shape)| most_matrices(shape)).sum())?;
+        let num_tensors = source.tensors().map(|(_, shape)| most_matrices(shape)).sum();
+        config.check_against(num_tensors).map_err(|error| in_file(file, &settings, error.into()))?;
         let experts = ExpertLayout::Apart;
         let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));

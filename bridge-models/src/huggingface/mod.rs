@@ -12,6 +12,7 @@
 //! | `encoding` | storage of elements: floats of 8 to 64 bits, blocks of 4 bits |
 //! | `described`, `unread` | architecture in `config.json`, and keys without effect |
 //! | `import`, `export` | folders to chunks and back |
+//! | `recipe_keys` | keys of `config.json` for settings of recipes that errors name |
 //! | `rope` | rotary settings in the forms of all versions of transformers |
 //! | `windows` | sliding windows, of all layers or of some |
 //! | `snapshot` | a folder as a checkpoint |
@@ -33,6 +34,7 @@ mod family;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 mod import;
+mod recipe_keys;
 pub(crate) mod rope;
 mod runs;
 pub(crate) mod settings;

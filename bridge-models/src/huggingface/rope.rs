@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::fields::Fields;
+use super::recipe_keys;
 use super::windows::LAYER_TYPES;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
@@ -33,7 +34,7 @@ impl RopeForm {
 /// set before.
 pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) -> Result<(), HfError> {
     let rope = of_all_layers(fields, config.max_position_embeddings, form)?;
-    check_pairs(fields, config, &rope)?;
+    check_pairs(fields, config, &rope, form)?;
     config.position_embedding = PositionEmbedding::Rope(rope);
     Ok(())
 }
@@ -59,12 +60,35 @@ pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeFor
     Ok(rope)
 }
 
-/// Refuses heads with an odd number of rotated elements.
-pub(crate) fn check_pairs(fields: &Fields, config: &DecoderConfig, rope: &RopeConfig) -> Result<(), HfError> {
-    let rotated = rope.rotary_size(config.kv_channels);
-    let expected = "an even number of rotated elements, because they are rotated in pairs";
-    let key = if rope.percent == 1.0 { "head_dim" } else { "partial_rotary_factor" };
-    fields.require(rotated.is_multiple_of(2), key, &rotated.to_string(), expected)
+/// Refuses heads of which no elements or an odd number of elements are rotated.
+pub(crate) fn check_pairs(
+    fields: &Fields,
+    config: &DecoderConfig,
+    rope: &RopeConfig,
+    form: RopeForm,
+) -> Result<(), HfError> {
+    let (head, percent, rotated) = (config.kv_channels, rope.percent, rope.rotary_size(config.kv_channels));
+    if percent > 0.0 && percent <= 1.0 && rotated > 0 && rotated.is_multiple_of(2) {
+        return Ok(());
+    }
+    if percent != 1.0 {
+        let beside = form.beside[1];
+        let key = recipe_keys::first_in_file(fields, &["*.partial_rotary_factor", beside]);
+        let expected = format!("a share in (0, 1] that rotates an even number of a head's {head} elements");
+        return Err(fields.error(
+            key.as_deref().unwrap_or(beside),
+            &format!("{percent} ({rotated} elements)"),
+            &expected,
+        ));
+    }
+    if fields.get("head_dim").is_some() {
+        return Err(fields.error("head_dim", &head.to_string(), "an even number: elements are rotated in pairs"));
+    }
+    let expected = format!(
+        "an even multiple of num_attention_heads ({}): elements of a head are rotated in pairs",
+        config.num_attention_heads
+    );
+    Err(fields.error("hidden_size", &config.hidden_size.to_string(), &expected))
 }
 
 /// The rotary settings of a table. Settings that are absent in the table are read from `fields`.

@@ -58,7 +58,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
         tables.map_or(Ok(()), |tables| tables.only("truncate", &json!(true)))?;
         yarn.truncate = true;
     }
-    rope::check_pairs(fields, config, &rope)?;
+    rope::check_pairs(fields, config, &rope, FORM)?;
     let beside = fields.number("rope_local_base_freq")?.unwrap_or(LOCAL_BASE);
     let local = match &windowed {
         Some(table) => {

@@ -51,6 +51,13 @@ fn rotary_settings_have_the_familys_names_and_the_usual_ones() {
     assert_eq!(with(json!({ "rope_parameters": table, "rotary_pct": 0.5 })), (700.0, 0.75));
     let elsewhere = json!({ "rope_theta": 700.0, "partial_rotary_factor": 0.75 });
     assert_eq!(with(elsewhere), (10_000.0, 0.25), "beside a table only the family's names count");
-    assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 36 })), "partial_rotary_factor");
+    assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 36 })), "rotary_pct");
+    for share in [0.05, 0.2, 1.5, -0.25] {
+        assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 96, "rotary_pct": share })), "rotary_pct");
+    }
+    let table = json!({ "rope_type": "default", "partial_rotary_factor": 0.2 });
+    let key = "rope_parameters.partial_rotary_factor";
+    assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 96, "rope_parameters": table, "rotary_pct": 0.5 })), key);
+    assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 42, "rotary_pct": 1.0 })), "hidden_size");
     assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 50 })), "num_attention_heads");
 }

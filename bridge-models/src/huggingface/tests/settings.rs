@@ -106,6 +106,30 @@ fn yarn_and_longrope_have_the_defaults_of_transformers() {
 }
 
 #[test]
+fn errors_of_a_folder_name_its_file_and_the_files_key() {
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "high_freq_factor": 2.0,
+        "original_max_position_embeddings": 32,
+    });
+    let linear = json!({ "rope_type": "linear", "factor": -1.0 });
+    for (change, key) in [
+        (json!({ "hidden_act": "gelu_10" }), "hidden_act"),
+        (json!({ "model_type": "qwen9" }), "model_type"),
+        (json!({ "rope_scaling": llama3 }), "rope_scaling.high_freq_factor"),
+        (json!({ "rope_scaling": null, "rope_parameters": linear }), "rope_parameters.factor"),
+        (json!({ "rms_norm_eps": -1.0 }), "rms_norm_eps"),
+        (json!({ "attention_dropout": 1.0 }), "attention_dropout"),
+        (json!({ "num_hidden_layers": 1000 }), "num_hidden_layers"),
+    ] {
+        let folder = changed_copy("llama", |_| {});
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, Value::Object(llama_with(change)).to_string()).unwrap();
+        let error = HfModel::open(folder.path()).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{}: {key}: ", path.display())), "{key}: {error}");
+    }
+}
+
+#[test]
 fn absent_settings_have_the_families_defaults() {
     let mut settings = settings_of("llama");
     for key in [
