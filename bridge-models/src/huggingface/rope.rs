@@ -9,6 +9,9 @@ use super::recipe_keys;
 use super::windows::LAYER_TYPES;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
+/// Key of the context length of the unscaled model.
+pub(crate) const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+
 /// Defaults of a family's rotary settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RopeForm {
@@ -19,15 +22,29 @@ pub(crate) struct RopeForm {
     /// Share of the head that is rotated; `None` if the family always rotates whole heads and
     /// ignores the keys.
     pub percent: Option<f64>,
-    /// Context that the unscaled model was trained at, in tokens; `None` where it is
-    /// `max_position_embeddings`.
-    pub original_length: Option<usize>,
+    /// Place of the context length of the unscaled model.
+    pub original_length: OriginalLength,
+}
+
+/// Place of `original_max_position_embeddings`, the context length of the unscaled model in tokens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OriginalLength {
+    /// Beside the table, else in the table; without both it is `max_position_embeddings`.
+    Beside,
+    /// Beside the table, with this default; a value in the table is ignored.
+    BesideOr(usize),
+    /// In the table; a value beside the table is ignored.
+    InTable,
 }
 
 impl RopeForm {
     /// The form of most families.
-    pub const USUAL: Self =
-        Self { theta: 10_000.0, beside: ["rope_theta", "partial_rotary_factor"], percent: None, original_length: None };
+    pub const USUAL: Self = Self {
+        theta: 10_000.0,
+        beside: ["rope_theta", "partial_rotary_factor"],
+        percent: None,
+        original_length: OriginalLength::Beside,
+    };
 }
 
 /// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are
@@ -110,7 +127,16 @@ pub(crate) fn read_table(
         None => fields.number(beside),
     };
     let percent = number("partial_rotary_factor", form.beside[1])?;
-    let original_length = fields.size("original_max_position_embeddings")?.or(form.original_length);
+    let original_length = match form.original_length {
+        OriginalLength::Beside => fields.size(ORIGINAL_LENGTH)?,
+        OriginalLength::BesideOr(usual) => Some(fields.size(ORIGINAL_LENGTH)?.unwrap_or(usual)),
+        OriginalLength::InTable => {
+            if table.is_some_and(|table| table.peek(ORIGINAL_LENGTH) == fields.peek(ORIGINAL_LENGTH)) {
+                fields.ask(ORIGINAL_LENGTH);
+            }
+            None
+        }
+    };
     let scaling = match table {
         Some(table) => scaling(table, original_length, max_positions)?,
         None => None,
@@ -224,7 +250,7 @@ fn scaling(
 ) -> Result<Option<RopeScaling>, HfError> {
     let key = if table.get("rope_type").is_some() { "rope_type" } else { "type" };
     let length = || -> Result<usize, HfError> {
-        let stored = table.size("original_max_position_embeddings")?;
+        let stored = table.size(ORIGINAL_LENGTH)?;
         Ok(original_length.or(stored).unwrap_or(max_positions))
     };
     match table.string(key)? {

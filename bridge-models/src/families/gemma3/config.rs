@@ -7,11 +7,11 @@ use crate::families::gemma2::config::{LAYERS, read_logits_cap, write_logits_cap}
 use crate::families::llama::config::SIZES;
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::rope::{self, OriginalLength, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows::{self, LAYER_TYPES};
 
-const FORM: RopeForm = RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL };
+const FORM: RopeForm = RopeForm { theta: 1_000_000.0, original_length: OriginalLength::InTable, ..RopeForm::USUAL };
 
 /// Default base of the frequencies in windowed layers.
 const LOCAL_BASE: f64 = 10_000.0;

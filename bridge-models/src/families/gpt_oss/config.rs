@@ -3,7 +3,7 @@
 use bridge_core::config::{Activation, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
+use crate::decoder::{DecoderConfig, PositionEmbedding};
 use crate::families::llama::config::SIZES;
 use crate::families::mixture::experts;
 use crate::huggingface::error::HfError;
@@ -55,26 +55,24 @@ fn write_clamp(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.extend(config.activation_clamp.map(|clamp| ("swiglu_limit".to_owned(), json!(clamp))));
 }
 
-/// YaRN as in the first of these models where the file does not say.
+/// YaRN as in the first of these models where the file has no table, with the keys beside it.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    const THETA: f64 = 150_000.0;
-    rope::read(fields, config, RopeForm { theta: THETA, ..RopeForm::USUAL })?;
+    const FORM: RopeForm = RopeForm { theta: 150_000.0, ..RopeForm::USUAL };
     // An empty new table means plain positions; an empty old one says nothing.
-    let is_said =
-        fields.get("rope_parameters").is_some() || fields.filled_table("rope_scaling", "rope_scaling.")?.is_some();
-    if let PositionEmbedding::Rope(RopeConfig { scaling, .. }) = &mut config.position_embedding
-        && !is_said
-    {
-        *scaling = Some(RopeScaling::Yarn(YarnConfig {
-            factor: 32.0,
-            original_max_position_embeddings: 4096,
-            beta_fast: YarnConfig::BETA_FAST,
-            beta_slow: YarnConfig::BETA_SLOW,
-            mscale: None,
-            mscale_all_dim: None,
-            attention_factor: None,
-            truncate: false,
-        }));
+    if fields.get("rope_parameters").is_some() || fields.filled_table("rope_scaling", "rope_scaling.")?.is_some() {
+        return rope::read(fields, config, FORM);
     }
+    let usual = json!({
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": false,
+        "original_max_position_embeddings": 4096,
+    });
+    let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
+    let rope = rope::read_table(fields, usual.as_ref(), config.max_position_embeddings, FORM)?;
+    rope::check_pairs(fields, config, &rope, FORM)?;
+    config.position_embedding = PositionEmbedding::Rope(rope);
     Ok(())
 }

@@ -37,6 +37,22 @@ fn absent_settings_have_the_familys_defaults() {
     assert!(!plain.qkv_bias && !plain.proj_bias && plain.mlp_bias);
 }
 
+/// As `inv_freq` of transformers 5.24, which has other values for each of these lengths.
+#[test]
+fn keys_beside_an_absent_table_override_the_usual_one() {
+    let usual = json!({
+        "rope_type": "yarn", "factor": 32.0, "truncate": false, "original_max_position_embeddings": 16,
+        "rope_theta": 500.0,
+    });
+    let said = read_back(&FAMILY, json!({ "rope_parameters": usual }));
+    for table in ["rope_scaling", "rope_parameters"] {
+        let beside = json!({ table: null, "original_max_position_embeddings": 16, "rope_theta": 500.0 });
+        assert_eq!(read_back(&FAMILY, beside), said);
+    }
+    // Half as many frequencies fit no whole head.
+    assert_eq!(wrong_key(&FAMILY, json!({ "partial_rotary_factor": 0.5 })), "partial_rotary_factor");
+}
+
 #[test]
 fn null_means_another_size_than_absence() {
     let sizes = json!({ "num_key_value_heads": null, "head_dim": null });

@@ -6,7 +6,7 @@ use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling};
 use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::rope::{self, OriginalLength, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows;
 
@@ -23,10 +23,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, None), write: windows::write_of_all },
 ];
 
-/// The original length is a key beside the table. If that key is absent, `Phi3Config` uses 4096 and
-/// ignores the table.
-const FORM: RopeForm = RopeForm { percent: Some(1.0), original_length: Some(4096), ..RopeForm::USUAL };
-const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
+/// If the original length is not beside the table, `Phi3Config` uses 4096 and ignores the table.
+const FORM: RopeForm =
+    RopeForm { percent: Some(1.0), original_length: OriginalLength::BesideOr(4096), ..RopeForm::USUAL };
 
 /// Plain frequencies or LongRoPE's: `Phi3Config` refuses all others.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
@@ -48,7 +47,7 @@ fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
             attention_factor,
         }) = &rope.scaling
     {
-        settings.insert(ORIGINAL_LENGTH.into(), json!(original_max_position_embeddings));
+        settings.insert(rope::ORIGINAL_LENGTH.into(), json!(original_max_position_embeddings));
         // Phi3Config of transformers 4 takes three fields and no other, and has the usual factor.
         // Another one only transformers 5 can read.
         let table = json!({ "type": "longrope", "short_factor": short_factor, "long_factor": long_factor });

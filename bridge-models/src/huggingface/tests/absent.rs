@@ -160,6 +160,10 @@ fn gemma_3_reads_the_old_table_as_an_addition_to_the_new_one() {
     let new = json!({ "full_attention": { "rope_type": "linear", "factor": 8.0 } });
     assert_eq!(scaling(json!({ "rope_parameters": new, "rope_scaling": {} })), linear);
     assert_eq!(scaling(json!({ "rope_parameters": {} })), None);
+    // Tables of types of layers have lengths of their own.
+    let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64 });
+    let beside = json!({ "rope_scaling": yarn, "original_max_position_embeddings": 16 });
+    assert_eq!(scaling(beside), scaling(json!({ "rope_scaling": yarn })));
     let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "truncate": false });
     let found = scaling(json!({ "rope_parameters": { "full_attention": yarn } }));
     assert!(matches!(found, Some(RopeScaling::Yarn(yarn)) if yarn.truncate), "the key is not looked for there");
