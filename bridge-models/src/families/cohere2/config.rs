@@ -1,7 +1,7 @@
 //! Settings of Cohere 2; absent ones have the values of `Cohere2Config`.
 
 use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
@@ -11,13 +11,7 @@ use bridge_core::config::{BlockOrder, Normalization};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    Setting::Rule(|fields, c| {
-        let (hidden_size, heads) = (c.hidden_size, c.num_attention_heads);
-        let expected = format!("a divisor of hidden_size ({hidden_size})");
-        fields.require(hidden_size.is_multiple_of(heads), "num_attention_heads", &heads.to_string(), &expected)
-    }),
-    // `head_dim` is ignored.
-    Setting::Always(|c| c.kv_channels = c.hidden_size / c.num_attention_heads),
+    HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     Setting::Rows(BLOCKS),
     Setting::Always(|c| {
@@ -36,7 +30,6 @@ pub(super) const SETTINGS: &[Setting] = &[
         write: windows::write_pattern,
     },
     Setting::Keys { read: read_rope, write: rope::write },
-    Setting::Unused(&["head_dim"]),
 ];
 
 /// Layers without a window have no positions.

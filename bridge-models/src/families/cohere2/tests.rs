@@ -32,4 +32,6 @@ fn layers_with_a_window_are_rotated_and_others_have_no_positions() {
     assert_eq!((bare.position_embedding, bare.window_size), (PositionEmbedding::None, None));
     assert!(bare.qkv_bias && bare.proj_bias && !bare.mlp_bias);
     assert_eq!(wrong_key(&FAMILY, json!({ "hidden_size": 25 })), "num_attention_heads");
+    let large = read_back(&FAMILY, json!({ "hidden_size": 25, "head_dim": 16 }));
+    assert_eq!((large.kv_channels, large.softmax_scale), (16, 0.25));
 }
