@@ -161,7 +161,23 @@ pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
         return;
     };
     let table = parameters(rope);
-    settings.insert("rope_scaling".into(), if rope.scaling.is_some() { table.clone() } else { Value::Null });
+    let mut old = if rope.scaling.is_some() { table.clone() } else { Value::Null };
+    if let Some(old) = old.as_object_mut() {
+        // transformers 4 warns of keys that it does not know in this table.
+        for key in ["rope_theta", "partial_rotary_factor"] {
+            old.remove(key);
+        }
+    }
+    if let Some(RopeScaling::LongRope { original_max_position_embeddings: length, .. }) = &rope.scaling {
+        // transformers 4 warns without a factor. It ignores an original length in the table, and
+        // warns of one beside the table.
+        let positions = config.max_position_embeddings;
+        old["factor"] = json!((positions as f64 / *length as f64).max(1.0));
+        if *length != positions {
+            settings.insert(ORIGINAL_LENGTH.into(), json!(length));
+        }
+    }
+    settings.insert("rope_scaling".into(), old);
     settings.insert("rope_parameters".into(), table);
     settings.insert("rope_theta".into(), json!(rope.base));
     if rope.percent != 1.0 {
@@ -175,13 +191,8 @@ pub(crate) fn write_with_percent(config: &DecoderConfig, settings: &mut Map<Stri
     let PositionEmbedding::Rope(rope) = &config.position_embedding else {
         return;
     };
-    let key = "partial_rotary_factor";
-    settings.insert(key.into(), json!(rope.percent));
-    for table in ["rope_parameters", "rope_scaling"] {
-        if let Some(table) = settings.get_mut(table).and_then(Value::as_object_mut) {
-            table.insert(key.into(), json!(rope.percent));
-        }
-    }
+    settings.insert("partial_rotary_factor".into(), json!(rope.percent));
+    settings["rope_parameters"]["partial_rotary_factor"] = json!(rope.percent);
 }
 
 /// The table `rope_parameters` of these settings.

@@ -105,6 +105,44 @@ fn yarn_and_longrope_have_the_defaults_of_transformers() {
     assert_eq!(longrope(json!({ "attention_factor": 1.25 })), 1.25);
 }
 
+/// transformers 4.57 warns of every other key of these tables.
+#[test]
+fn the_old_table_has_the_keys_that_its_kind_knows() {
+    let factors = [1.0; 8];
+    for (table, known) in [
+        (json!({ "rope_type": "linear", "factor": 4.0 }), &["factor"][..]),
+        (
+            json!({
+                "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }),
+            &["factor", "high_freq_factor", "low_freq_factor", "original_max_position_embeddings"],
+        ),
+        (
+            json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32 }),
+            &["beta_fast", "beta_slow", "factor", "original_max_position_embeddings", "truncate"],
+        ),
+        (
+            json!({
+                "rope_type": "longrope", "factor": 4.0, "short_factor": factors, "long_factor": factors,
+                "original_max_position_embeddings": 32,
+            }),
+            &["attention_factor", "factor", "long_factor", "original_max_position_embeddings", "short_factor"],
+        ),
+    ] {
+        let settings = llama_with(json!({ "rope_theta": 500.0, "rope_scaling": table, "rope_parameters": null }));
+        let config = parse(&settings).unwrap();
+        let written = family("llama").settings(&config).unwrap();
+        let keys = written["rope_scaling"].as_object().unwrap().keys().filter(|key| *key != "rope_type");
+        assert_eq!(keys.collect::<std::collections::BTreeSet<_>>().into_iter().collect::<Vec<_>>(), known);
+        assert_eq!((&written["rope_theta"], &written["rope_parameters"]["rope_theta"]), (&json!(500.0), &json!(500.0)));
+        assert_eq!(written["rope_scaling"]["factor"], 4.0);
+        // The only length of LongRoPE that transformers 4 reads.
+        let beside = written.get("original_max_position_embeddings");
+        assert_eq!(beside, (table["rope_type"] == "longrope").then_some(&json!(32)));
+    }
+}
+
 #[test]
 fn errors_of_a_folder_name_its_file_and_the_files_key() {
     let llama3 = json!({
