@@ -78,6 +78,7 @@ fn what_would_change_the_function_is_refused_by_name() {
         ("target_modules", json!("(q_proj")),
         ("target_modules", json!(["no_such_module"])),
         ("modules_to_save", json!(["no_such_module"])),
+        ("modules_to_save", json!(["embed_tokens", "model.no_such_module"])),
         ("modules_to_save", json!(["q_proj"])),
         ("layers_to_transform", json!("first")),
         ("rank_pattern", json!({"q_proj": "two"})),
@@ -197,6 +198,8 @@ fn a_tied_embedding_is_trained_in_full_with_its_head() {
     for saved in ["embed_tokens", "lm_head"] {
         opened(&[saved], true, &[embedding(0.75), head(0.75)]).unwrap();
     }
+    // `peft` adds the whole name of a module to the one that was asked for.
+    opened(&["embed_tokens", "model.embed_tokens"], true, &[embedding(0.75), head(0.75)]).unwrap();
     let error = opened(&both, false, &[embedding(0.75), head(0.5)]).unwrap_err();
     assert!(
         error.contains("found \"lm_head.weight\"") && error.contains("with the values of the embedding"),

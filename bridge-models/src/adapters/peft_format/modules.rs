@@ -163,11 +163,10 @@ pub(super) fn saved(
     // The module itself, or one around it.
     let mut wanted = |stored: &StoredTensor| -> Option<String> {
         let name = names.module_name(&stored.name);
-        let places = name.match_indices('.').map(|(place, _)| &name[..place]);
-        let mut found =
-            places.filter_map(|place| Some((place, settings.saved.iter().find(|end| place.ends_with(end.as_str()))?)));
-        let (module, end) = found.next_back()?;
-        met.insert(end.as_str());
+        let mut places = name.match_indices('.').map(|(place, _)| &name[..place]);
+        let module = places.rfind(|place| settings.saved.iter().any(|end| place.ends_with(end.as_str())))?;
+        // Several names may stand for one module, such as `embed_tokens` and `model.embed_tokens`.
+        met.extend(settings.saved.iter().map(String::as_str).filter(|end| module.ends_with(*end)));
         Some(module.to_owned())
     };
     for entry in base.weight_map().entries() {
