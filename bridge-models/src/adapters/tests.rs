@@ -214,6 +214,26 @@ fn a_tied_embedding_is_trained_in_full_with_its_head() {
 }
 
 #[test]
+fn targets_without_a_branch_here_are_named() {
+    for (base, module) in [
+        ("llama", "lm_head"),
+        ("llama_tied", "lm_head"),
+        ("llama", "model.embed_tokens"),
+        ("gpt2", "lm_head"),
+        ("gpt_neox", "embed_out"),
+    ] {
+        let base = base_of(base);
+        let names = ["base_layer.weight", "lora_A.weight", "lora_B.weight"].map(|end| format!("{module}.{end}"));
+        let tensors = names.each_ref().map(|name| (name.as_str(), vec![2, 3], 0.5));
+        for targets in [json!([module]), json!(["q_proj", "c_attn", "query_key_value", module]), json!(module)] {
+            let error = with_tensors(&base, json!({ "target_modules": targets }), &tensors).unwrap_err();
+            let parts = ["adapter_config.json: target_modules: ", "output layer", &format!("found \"{module}\"")];
+            assert!(parts.iter().all(|part| error.contains(part)), "{targets}: {error}");
+        }
+    }
+}
+
+#[test]
 fn modules_are_named_as_transformers_does_or_as_files_do() {
     let base = base_of("nemotron_h");
     let model = HfModel::open(&base).unwrap();

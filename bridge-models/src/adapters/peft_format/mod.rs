@@ -102,6 +102,7 @@ impl PeftAdapter {
         let source = HfCheckpoint::open_file(&folder.join(TENSORS))?;
         let names = ModuleNames::in_folder(base.family(), source.tensors().map(|(name, _)| name));
         let all = modules::modules(base.config(), base.weight_map(), names);
+        modules::check_targets(&settings, &all, source.tensors().map(|(name, _)| name))?;
         let modules = modules::adapted(&settings, all, |name| source.shape(&tensor_name(name, A)).is_some())?;
         let saved = modules::saved(&settings, base, names)?;
         let method = if settings.is_dora { PeftKind::Dora } else { PeftKind::Lora };

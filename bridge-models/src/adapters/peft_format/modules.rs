@@ -130,6 +130,29 @@ pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleName
     modules
 }
 
+/// Refuses targets with a branch in the adapter's file that have none here. `tensors` are the names
+/// in that file.
+pub(super) fn check_targets<'a>(
+    settings: &Settings,
+    all: &[Module],
+    tensors: impl Iterator<Item = &'a str>,
+) -> Result<(), AdapterError> {
+    for name in tensors {
+        let branch = name.strip_prefix(PREFIX).and_then(|name| name.split_once(".lora_"));
+        if let Some((module, _)) = branch
+            && !all.iter().any(|known| known.name == module)
+            && settings.is_target(module)?
+        {
+            let known = all.first().map_or("", |known| &known.name);
+            let expected = format!(
+                "modules that have a LoRA branch here, such as {known}: the output layer, embeddings and fused experts have none"
+            );
+            return Err(settings.cannot_target(&format!("\"{module}\""), &expected));
+        }
+    }
+    Ok(())
+}
+
 /// Modules with a branch. `has` is true if the adapter's file has a module's tensors: newer
 /// versions of transformers store all experts of a layer in one tensor, which has no branch; older
 /// versions have a module for each expert, with the same names.
@@ -149,7 +172,11 @@ pub(super) fn adapted(
         let names = BranchNames::new(&module.layer.name, Parts::from_layer(&module.layer), module.part);
         adapted.push(AdaptedModule { branch: Branch { part: module.part, rank, scale }, names, module });
     }
-    if adapted.is_empty() { Err(settings.no_targets(&known)) } else { Ok(adapted) }
+    if adapted.is_empty() {
+        let expected = format!("names of linear layers of the base, such as {known}");
+        return Err(settings.cannot_target("none of them", &expected));
+    }
+    Ok(adapted)
 }
 
 /// The parameters of the base that are trained in full.

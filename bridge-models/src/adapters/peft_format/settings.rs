@@ -171,14 +171,13 @@ impl Settings {
         Ok((rank, alpha / divisor))
     }
 
-    /// The error about targets that the base does not have.
-    pub fn no_targets(&self, known: &str) -> AdapterError {
-        let expected = format!("names of linear layers of the base, such as {known}");
+    /// The error about targets that have no branch here.
+    pub fn cannot_target(&self, found: &str, expected: &str) -> AdapterError {
         AdapterError::Setting {
             path: self.path.clone(),
             key: "target_modules".into(),
-            expected,
-            found: "none of them".into(),
+            expected: expected.into(),
+            found: found.into(),
         }
     }
 
