@@ -237,6 +237,8 @@ fn epochs_are_counted_by_the_data() {
             let line = text.lines().rfind(|line| line.contains("] iteration")).unwrap();
             let place = line.split('|').next().unwrap().replace(' ', "");
             assert!(place.ends_with("iteration3/3") && line.contains("time left: 0"), "{line}");
+            // Each batch is a pass over the data.
+            assert!(line.contains("epoch: 3.00"), "{line}");
         }
         let saved = |folder: &Path| std::fs::read_to_string(folder.join("saved/iter_0000003/run_config.toml")).unwrap();
         assert!(saved(counted.path()).contains("train_iters = 3") && !saved(counted.path()).contains("num_epochs"));

@@ -99,6 +99,12 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
+    /// Samples of one pass over the data, for a dataset of several passes: [`Dataset::len`] then
+    /// counts the samples of a run. `None` if the dataset does not know its passes.
+    fn epoch_len(&self) -> Option<usize> {
+        None
+    }
+
     /// Sample `index`.
     ///
     /// # Errors

@@ -39,6 +39,9 @@ pub(super) struct SftDataset {
     /// Draws the order of each epoch; `None` keeps that of the files.
     seed: Option<u64>,
     len: usize,
+    /// Number of samples of the first epoch. Others may have more or fewer where examples are
+    /// packed on the fly.
+    epoch_len: usize,
     state: Mutex<State>,
 }
 
@@ -67,11 +70,13 @@ impl SftDataset {
             return Err(DataError::Parameter(format!("{num_examples} examples are more than 2^32")));
         }
         let state = Mutex::default();
-        let mut dataset = Self { store, num_examples, grouping, filling, seed, len: 0, state };
-        dataset.len = match samples {
-            Some(samples) if samples > 0 => samples,
-            _ => dataset.epoch(0).len(),
+        let mut dataset = Self { store, num_examples, grouping, filling, seed, len: 0, epoch_len: 0, state };
+        dataset.epoch_len = match &dataset.grouping {
+            Grouping::Single | Grouping::Pairs => num_examples,
+            Grouping::Packed { packs, .. } => packs.len(),
+            Grouping::NextFit { .. } => dataset.epoch(0).len(),
         };
+        dataset.len = samples.filter(|samples| *samples > 0).unwrap_or(dataset.epoch_len);
         Ok(dataset)
     }
 
@@ -211,6 +216,10 @@ fn keep(orders: &mut BTreeMap<usize, Arc<Packs>>, epoch: usize, order: Packs) {
 impl Dataset for SftDataset {
     fn len(&self) -> usize {
         self.len
+    }
+
+    fn epoch_len(&self) -> Option<usize> {
+        Some(self.epoch_len)
     }
 
     fn get(&self, index: usize) -> Result<Sample, DataError> {

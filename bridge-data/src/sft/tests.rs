@@ -272,6 +272,7 @@ fn each_epoch_has_every_example_once_in_an_order_of_its_own() {
     let datasets = built(params(folder.path()), 25).unwrap();
     let train = datasets.train.unwrap();
     assert_eq!((train.len(), datasets.valid.unwrap().len(), datasets.test.is_none()), (25, 3, true));
+    assert_eq!(train.epoch_len(), Some(10), "of the data, not of the run");
     let answer = |at: usize| texts(&train.get(at).unwrap()).0;
     let epochs: Vec<Vec<String>> = [0..10, 10..20].map(|range| range.map(answer).collect()).into();
     assert_ne!(epochs[0], epochs[1]);
@@ -285,6 +286,7 @@ fn each_epoch_has_every_example_once_in_an_order_of_its_own() {
     assert_eq!(again.get(3).unwrap(), train.get(3).unwrap());
     let few = SftParams { max_train_samples: Some(4), ..params(folder.path()) };
     let few = built(few, 4).unwrap().train.unwrap();
+    assert_eq!(few.epoch_len(), Some(4));
     let mut seen: Vec<String> = (0..4).map(|at| texts(&few.get(at).unwrap()).0).collect();
     seen.sort();
     assert_eq!(seen, (0..4).map(|number| format!(" {number}<|endoftext|>")).collect::<Vec<_>>());
@@ -330,6 +332,12 @@ fn packed_sequences_hold_the_same_tokens_as_documents() {
             assert!(is_whole, "{}", sample.tokens.len());
         }
         assert!(packing == Packing::Off || train.len() < 20, "{}", train.len());
+        let shuffled = |samples| {
+            let params = SftParams { order: EpochOrder::Shuffled, ..params.clone() };
+            built(params, samples).unwrap().train.unwrap()
+        };
+        let (epoch, run) = (shuffled(0), shuffled(100));
+        assert_eq!((run.len(), run.epoch_len()), (100, Some(epoch.len())), "{packing:?}");
         documents.sort();
         let mut expected: Vec<_> = {
             let params = SftParams { packing: Packing::Off, pad_multiple: 1, ..params };

@@ -213,14 +213,13 @@ impl RunData {
         repeats
     }
 
-    /// Samples of a pass over the training data: of one text, or of the examples to fine-tune on.
-    /// Blends and other datasets have no passes.
+    /// Samples of a pass over the training data, however many the run takes: of one text, or of the
+    /// examples (packs, where they are packed) to fine-tune on. Blends have no passes.
     pub(in crate::train) fn epoch_samples(&self) -> Option<u64> {
         let told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let examples = told.examples.contains_key("train") || told.examples.contains_key("training");
         match told.passes.as_slice() {
             [one] => Some(*one),
-            [] if examples => self.datasets.train.as_ref().map(|train| train.len() as u64),
+            [] => self.datasets.train.as_ref()?.epoch_len().map(|samples| samples as u64),
             _ => None,
         }
     }
