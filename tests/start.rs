@@ -129,6 +129,11 @@ fn what_cannot_be_trained_on_is_named() {
     refused(path, &["init", "both"], &["talks.jsonl", "prompts with their answers", "--kind chat", "--kind text"]);
     write(&path.join("typo.jsonl"), "{\"instruction\": \"do this\", \"ouput\": \"b\"}\n".repeat(90));
     refused(path, &["init", "typo.jsonl"], &["typo.jsonl", "\"instruction\" is a field of examples", "--kind text"]);
+    let talk = "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n";
+    write(&path.join("broken.jsonl"), format!("{talk}{talk}{{oops\n"));
+    for arguments in [&["init", "broken.jsonl"][..], &["init", "broken.jsonl", "--kind", "chat"]] {
+        refused(path, arguments, &["broken.jsonl:3: not JSON: key must be a string at column 2"]);
+    }
     write(&path.join("rows.csv"), "prompt,completion\n".repeat(90));
     refused(path, &["init", "rows.csv"], &["rows.csv", "tables"]);
     refused(path, &["init", "numbers.jsonl"], &["numbers.jsonl", "a, b"]);
@@ -263,11 +268,24 @@ fn examples_become_a_recipe_that_fine_tunes() {
                     {% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
     write(&folder.join("base/chat_template.jinja"), template);
     let told = bridge(folder, &init);
-    for part in ["wrote talks.toml", "examples: 57 to train on, 3 held out", "memory: ", "time: "] {
+    for part in ["wrote talks.toml", "examples: 57 to train on, 3 held out", "memory: ", "time: ", " evaluations of "] {
         assert!(told.contains(part), "no {part:?} in {told}");
     }
+    // Problems are those of the user's files: the recipe and its splits are not kept.
+    write(&folder.join("bad.jsonl"), "{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n");
+    refused(
+        folder,
+        &["init", "bad.jsonl", "--model", "base"],
+        &["bad.jsonl: no conversation has an answer", "(1 read)"],
+    );
+    let late = (0..60).map(|number| if number == 54 { "{oops\n".to_owned() } else { format!("{}\n", turns(number)) });
+    write(&folder.join("late.jsonl"), late.collect::<String>());
+    refused(folder, &["init", "late.jsonl", "--model", "base"], &["late.jsonl:55: not JSON: "]);
+    assert!(!folder.join("data/bad").exists() && !folder.join("data/late").exists());
     let recipe = fs::read_to_string(folder.join("talks.toml")).expect("written");
-    assert!(recipe.contains("[peft]") && recipe.contains("kind = \"finetuning\""), "{recipe}");
+    for part in ["[peft]", "kind = \"finetuning\"", "# most tokens of a sample", "# samples at once: all of a step"] {
+        assert!(recipe.contains(part), "no {part:?} in {recipe}");
+    }
     bridge(folder, &["config", "check", "talks.toml"]);
     bridge(folder, &["train", "talks.toml", "train.train_iters=6", "scheduler.lr_warmup_iters=1"]);
     let metrics = fs::read_to_string(folder.join("runs/talks/metrics.jsonl")).expect("logged");

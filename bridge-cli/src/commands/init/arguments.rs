@@ -21,8 +21,8 @@ pub struct Arguments {
     /// this machine trains in the given time.
     #[arg(long, value_parser = Size::named)]
     pub size: Option<Size>,
-    /// Time for training on this machine, such as 30m, 1h or 2d; an hour by default, if no size is
-    /// given.
+    /// Time for training with its evaluations on this machine, such as 30m, 1h or 2d; an hour by
+    /// default, if no size is given.
     #[arg(long, value_parser = seconds)]
     pub time: Option<f64>,
     /// Name of the run and of its folders; that of the data by default.

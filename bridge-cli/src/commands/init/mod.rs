@@ -23,7 +23,7 @@ pub use arguments::Arguments;
 use crate::failure::Failure;
 use crate::speech::Speech;
 use model::{Pretrained, SIZES, Size};
-use recipe::{Beginning, Recipe};
+use recipe::{Beginning, Recipe, num_evaluations};
 use text::Text;
 use trial::Outcome;
 use tuning::Tuning;
@@ -172,15 +172,16 @@ fn make(
         tuning.set_pack_length(seq_length);
     }
     let seconds = loop {
-        match trial::first_steps(&recipe, vocab)? {
+        match trial::first_steps(&recipe, vocab).map_err(|failure| tuning::explain(&recipe, failure))? {
             Outcome::Runs(seconds) => break seconds,
             Outcome::TooShort(problem) => shorten(&mut recipe, &problem)?,
         }
     };
     let step = seconds * (recipe.global_batch_size / recipe.micro_batch_size) as f64;
+    let pace = Pace { step, evaluation: step * EVALUATION_SHARE * recipe.eval_iters() as f64 };
     let limit = arguments.time.or((arguments.size.is_none()).then_some(3600.0));
     if let Some(limit) = limit {
-        let fits = ((limit / step) as usize).max(least_iterations(&recipe));
+        let fits = pace.steps_in(limit, least_iterations(&recipe));
         let wanted = match &recipe.tuning {
             // A requested time is filled.
             Some(tuning) if arguments.time.is_some() => tuning.most_iterations(recipe.global_batch_size),
@@ -189,13 +190,55 @@ fn make(
         recipe.train_iters = wanted.min(fits);
     }
     tuning::remark(&mut recipe);
-    let total = step * recipe.train_iters as f64;
-    recipe.remarks.push(format!(
-        "time: about {} here, {} steps of {step:.2} s, measured, without evaluations",
-        duration(total),
-        recipe.train_iters
-    ));
+    let total = pace.total(recipe.train_iters);
+    recipe.remarks.push(pace.remark(recipe.train_iters, limit));
     Ok((recipe, Told { seconds: total, memory }))
+}
+
+/// Share of a training step that its forward passes take: an evaluation has no others.
+const EVALUATION_SHARE: f64 = 1.0 / 3.0;
+
+/// Speed of a run on this machine.
+struct Pace {
+    /// Seconds of a step, measured.
+    step: f64,
+    /// Seconds of an evaluation, estimated; 0 without validation.
+    evaluation: f64,
+}
+
+impl Pace {
+    /// Seconds of a run with its evaluations.
+    fn total(&self, train_iters: usize) -> f64 {
+        train_iters as f64 * self.step + num_evaluations(train_iters) as f64 * self.evaluation
+    }
+
+    /// Steps of a run that takes at most `limit` seconds, or `least` if it has time for fewer.
+    fn steps_in(&self, limit: f64, least: usize) -> usize {
+        let mut steps = ((limit / self.step) as usize).max(least);
+        while steps > least && self.total(steps) > limit {
+            let fewer = (steps as f64 * limit / self.total(steps)) as usize;
+            steps = fewer.clamp(least, steps - 1);
+        }
+        steps
+    }
+
+    /// Remark on the time of a run, and on a limit in seconds that it exceeds.
+    fn remark(&self, train_iters: usize, limit: Option<f64>) -> String {
+        let total = self.total(train_iters);
+        let mut remark =
+            format!("time: about {} here: {train_iters} steps of {:.2} s, measured", duration(total), self.step);
+        if self.evaluation > 0.0 {
+            let count = num_evaluations(train_iters);
+            remark.push_str(&format!(", and {count} evaluations of {:.2} s, estimated", self.evaluation));
+        }
+        if let Some(limit) = limit.filter(|limit| total > *limit) {
+            let limit = duration(limit);
+            remark.push_str(&format!(
+                "; this exceeds the {limit} of --time, because fewer than {train_iters} steps are not worth a run (train.train_iters sets fewer)"
+            ));
+        }
+        remark
+    }
 }
 
 /// The fewest steps that are worth a run.
@@ -286,6 +329,7 @@ fn first_choice(
         beginning,
         seq_length,
         micro_batch_size: power_of_two(global_batch_size).min(most_at_once),
+        is_batch_limited: false,
         global_batch_size,
         train_iters: 0,
         valid_percent,
@@ -327,6 +371,7 @@ fn fit_into_memory(recipe: &mut Recipe, vocab: usize) -> Result<u64, Failure> {
         let is_fixed = matches!(&recipe.beginning, Beginning::Pretrained(model) if model.has_learned_positions);
         if recipe.micro_batch_size > 1 {
             recipe.micro_batch_size /= 2;
+            recipe.is_batch_limited = true;
         } else if !recipe.recompute {
             recipe.recompute = true;
         } else if recipe.seq_length > 64 && !is_fixed {
@@ -404,5 +449,22 @@ mod tests {
     fn figures_are_rounded() {
         assert_eq!([duration(45.0), duration(1800.0), duration(9000.0)], ["45 s", "30 min", "2.5 h"]);
         assert_eq!([power_of_two(0), power_of_two(1), power_of_two(9)], [1, 1, 8]);
+    }
+
+    #[test]
+    fn time_has_room_for_evaluations() {
+        let pace = Pace { step: 6.5, evaluation: 17.0 };
+        let steps = pace.steps_in(720.0, 50);
+        assert!(steps < 110 && pace.total(steps) <= 720.0 && pace.total(steps + 5) > 720.0, "{steps}");
+        let told = pace.remark(steps, Some(720.0));
+        assert!(told.contains("evaluations of 17.00 s, estimated") && !told.contains("--time"), "{told}");
+        // 50 steps and 6 evaluations.
+        let slow = Pace { step: 16.0, evaluation: 10.0 };
+        assert_eq!((slow.steps_in(720.0, 50), slow.total(50)), (50, 860.0));
+        let told = slow.remark(50, Some(720.0));
+        assert!(told.starts_with("time: about 14 min here: 50 steps of 16.00 s") && told.contains("12 min of --time"));
+        let unvalidated = Pace { step: 2.0, evaluation: 0.0 };
+        assert_eq!(unvalidated.steps_in(720.0, 50), 360);
+        assert_eq!(unvalidated.remark(360, None), "time: about 12 min here: 360 steps of 2.00 s, measured");
     }
 }

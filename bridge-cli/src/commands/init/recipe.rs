@@ -32,6 +32,8 @@ pub struct Recipe {
     pub seq_length: usize,
     /// Samples of a forward pass.
     pub micro_batch_size: usize,
+    /// True if memory limits the samples of a forward pass.
+    pub is_batch_limited: bool,
     /// Samples of a step.
     pub global_batch_size: usize,
     /// Steps.
@@ -49,6 +51,16 @@ pub struct Recipe {
 /// A text as a TOML string.
 pub(super) fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+/// Steps between evaluations.
+fn eval_interval(train_iters: usize) -> usize {
+    (train_iters / 10).clamp(10, 1000).min(train_iters).max(1)
+}
+
+/// Evaluations of a run: one after each interval, and one after training.
+pub(super) fn num_evaluations(train_iters: usize) -> usize {
+    train_iters / eval_interval(train_iters) + 1
 }
 
 fn list(texts: &[String]) -> String {
@@ -98,10 +110,11 @@ impl Recipe {
         let _ = write!(
             text,
             "\n[train]\n\
-             micro_batch_size = {}    # samples at once: what memory holds\n\
+             micro_batch_size = {}    # samples at once: {}\n\
              global_batch_size = {}    # samples of a step\n\
              train_iters = {}    # about {} tokens\n",
             self.micro_batch_size,
+            self.batch_limit(),
             self.global_batch_size,
             self.train_iters,
             match &self.tuning {
@@ -165,7 +178,8 @@ impl Recipe {
                 text.push_str(&model.section);
             }
         }
-        let _ = writeln!(text, "seq_length = {}    # tokens of a sample", self.seq_length);
+        let most = if self.tuning.is_some() { "most " } else { "" };
+        let _ = writeln!(text, "seq_length = {}    # {most}tokens of a sample", self.seq_length);
         if self.tuning.is_some() {
             text.push_str(Tuning::MODEL);
         }
@@ -176,17 +190,33 @@ impl Recipe {
         text
     }
 
+    /// Reason for the number of samples at once.
+    fn batch_limit(&self) -> &'static str {
+        match () {
+            () if self.is_batch_limited => "as many as memory holds",
+            () if self.micro_batch_size == self.global_batch_size => "all of a step",
+            () => "a rule of thumb, not a limit of memory",
+        }
+    }
+
+    /// Batches of each evaluation; 0 without validation.
+    pub fn eval_iters(&self) -> usize {
+        if self.valid_percent == 0 {
+            return 0;
+        }
+        let held_out = self.tokens_of_data() as usize * self.valid_percent / 100;
+        match &self.tuning {
+            Some(tuning) => tuning.validation_batches(self.global_batch_size),
+            None => (held_out / self.tokens_per_step()).clamp(1, 10),
+        }
+    }
+
     fn validation(&self) -> String {
         if self.valid_percent == 0 {
             return "\n[validation]\neval_iters = 0    # there is too little text to keep some of it for validation\n"
                 .to_owned();
         }
-        let held_out = self.tokens_of_data() as usize * self.valid_percent / 100;
-        let iters = match &self.tuning {
-            Some(tuning) => tuning.validation_batches(self.global_batch_size),
-            None => (held_out / self.tokens_per_step()).clamp(1, 10),
-        };
-        let interval = (self.train_iters / 10).clamp(10, 1000).min(self.train_iters);
+        let (interval, iters) = (eval_interval(self.train_iters), self.eval_iters());
         format!("\n[validation]\neval_interval = {interval}\neval_iters = {iters}    # batches of each evaluation\n")
     }
 

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use bridge_data::sft::{ExampleKind, SplitCounts, examples_of, is_part_of_example, splits_of};
+use bridge_data::sft::{ExampleKind, SplitCounts, examples_of, is_part_of_example, records, splits_of};
 use bridge_data::source::survey::{FileKind, Lines, Surveyed, extension, is_left_out, lines_of, survey};
 use bridge_data::source::{is_read_in_order, literal_pattern};
 
@@ -48,6 +48,8 @@ pub struct ExampleFiles {
 
 /// Largest number of files that are named one by one.
 const NAMED: usize = 200;
+/// Records of a file that are looked at for one that is not JSON.
+const LOOKED_AT: usize = 200;
 /// Least bytes of text to learn anything from.
 const LEAST: u64 = 256;
 
@@ -184,9 +186,11 @@ fn find_examples(
     let bytes = found.iter().map(|(_, file)| file.size).sum::<u64>();
     let Some((kind, first)) = found.first() else {
         return match asked {
-            Some(_) => Err(Failure::input(
-                "--kind chat: expected files of examples (lists of messages, or prompts with their answers), found none; docs/data.md has the names of their fields",
-            )),
+            Some(_) => {
+                let mut lines = surveyed.iter().filter(|file| file.kind == FileKind::JsonLines);
+                let message = "--kind chat: expected files of examples (lists of messages, or prompts with their answers), found none; docs/data.md has the names of their fields";
+                Err(lines.find_map(|file| not_json(&file.path)).unwrap_or_else(|| Failure::input(message)))
+            }
             None => Ok(None),
         };
     };
@@ -230,6 +234,10 @@ fn choose_lines(
         {
             return Err(examples_beside_text(&file.path, kind));
         }
+        let is_text = matches!(&lines, Some(Lines::Text(key)) if asked.is_some() || !is_part_of_example(key));
+        if !is_text && let Some(failure) = not_json(&file.path) {
+            return Err(failure);
+        }
         match lines {
             Some(Lines::Text(key)) if is_part_of_example(&key) && asked.is_none() => {
                 return Err(Failure::input(format!(
@@ -264,6 +272,23 @@ fn choose_lines(
         notes.push(format!("text is read from the key {key:?} of JSON Lines"));
     }
     Ok(key)
+}
+
+/// Error for the first record of a file that is not JSON, if there is one among those looked at.
+fn not_json(path: &Path) -> Option<Failure> {
+    let problem = records(path.to_owned()).take(LOOKED_AT).find_map(|record| match record {
+        Ok((_, Ok(_))) => None,
+        Ok((line, Err(problem))) => Some(at_line(path, line, &problem)),
+        Err(error) => Some(error.to_string()),
+    });
+    problem.map(Failure::input)
+}
+
+/// Message on a line of a file.
+pub fn at_line(path: &Path, line: u64, problem: &str) -> String {
+    // The parser counts the lines of the record.
+    let problem = problem.replace(" at line 1 column ", " at column ").replace(" at line 2 column 0", " at its end");
+    format!("{}:{line}: {problem}", path.display())
 }
 
 /// Error for examples in a folder that mostly has text, or that were requested as text.

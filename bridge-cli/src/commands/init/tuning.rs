@@ -10,14 +10,14 @@ use bridge_core::logging::{NoProgress, ProgressSink};
 use bridge_core::train::RunData;
 use bridge_data::chat::ChatTemplate;
 use bridge_data::gpt::Split;
-use bridge_data::sft::{ExampleKind, SplitCounts, divide};
+use bridge_data::sft::{ExampleKind, SplitCounts, divide, records};
 use bridge_data::tokenizer::{HuggingFaceTokenizer, Tokenizer};
 use bridge_data::{ExtraValues, PADDING};
 use bridge_models::registry;
 
 use super::model::Pretrained;
 use super::recipe::{Beginning, Recipe, quoted};
-use super::text::ExampleFiles;
+use super::text::{ExampleFiles, at_line};
 use super::trial;
 use crate::failure::Failure;
 
@@ -40,6 +40,8 @@ const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role 
 pub struct Tuning {
     root: PathBuf,
     cache: PathBuf,
+    /// The user's files that were divided into the splits; none if their folder has splits.
+    files: Vec<PathBuf>,
     counts: SplitCounts,
     /// The template of conversations, where the tokenizer has none.
     template: Option<String>,
@@ -93,11 +95,22 @@ impl Tuning {
             return Err(Failure::input(format!("{place}: exists; --force replaces it, --name names another run")));
         }
         let counts = divide(&examples.files, HELD_OUT_OF, &root).map_err(Failure::input)?;
-        Ok(Self::new(root, cache, counts, template, form))
+        let files = examples.files.clone();
+        Ok(Self { files, ..Self::new(root, cache, counts, template, form) })
     }
 
     const fn new(root: PathBuf, cache: PathBuf, counts: SplitCounts, template: Option<String>, form: Form) -> Self {
-        Self { root, cache, counts, template, form, lengths: Vec::new(), is_packed: false, pack_length: 0 }
+        Self {
+            root,
+            cache,
+            files: Vec::new(),
+            counts,
+            template,
+            form,
+            lengths: Vec::new(),
+            is_packed: false,
+            pack_length: 0,
+        }
     }
 
     /// Length, batch and steps of the run by the examples.
@@ -123,7 +136,7 @@ impl Tuning {
         (recipe.seq_length, recipe.micro_batch_size, recipe.global_batch_size) = (positions, 1, 1);
         recipe.train_iters = EPOCHS[0];
         recipe.tuning = Some(self);
-        let lengths = lengths(recipe)?;
+        let lengths = lengths(recipe).map_err(|failure| explain(recipe, failure))?;
         let (count, total) = (lengths.len().max(1), lengths.iter().sum::<usize>());
         let longest = lengths.last().copied().unwrap_or(1);
         recipe.remarks.push(format!(
@@ -215,6 +228,42 @@ impl Tuning {
         }
     }
 
+    /// Error for a split of which no example counts for the loss. The report names the split.
+    fn without_answers(&self, report: &str, positions: usize) -> Option<Failure> {
+        let SplitCounts { training, validation } = self.counts;
+        let (one, answer) = match self.form {
+            Form::Conversations => ("conversation", "an answer of the assistant"),
+            Form::Prompts | Form::PromptsAsConversations => ("prompt", "an answer"),
+        };
+        let place = self.files.first().unwrap_or(&self.root).display();
+        let more = if self.files.len() > 1 { " and other files" } else { "" };
+        let within = format!("within the model's {positions} positions");
+        let message = if report.contains(" train examples") {
+            format!("no {one} has {answer} to train on {within} ({} read)", training + validation)
+        } else if report.contains(" valid examples") {
+            let which = if self.files.is_empty() { String::new() } else { format!(" (every {HELD_OUT_OF}th)") };
+            format!("none of the {validation} {one}s held out{which} has {answer} {within}")
+        } else {
+            return None;
+        };
+        Some(Failure::input(format!("{place}{more}: {message}")))
+    }
+
+    /// The message with the user's file and line in the place of those of a split.
+    fn in_file_of_user(&self, message: &str) -> Option<String> {
+        for name in ["training.jsonl", "validation.jsonl"] {
+            let place = format!("{}: line ", self.root.join(name).display());
+            let Some((_, rest)) = message.split_once(&place) else { continue };
+            let (line, problem) = rest.split_once(": ")?;
+            let line = line.parse::<u64>().ok().filter(|line| *line > 0)?;
+            let number =
+                if name == "training.jsonl" { line + (line - 1) / (HELD_OUT_OF - 1) } else { line * HELD_OUT_OF };
+            let (file, line) = nth_record(&self.files, number)?;
+            return Some(at_line(file, line, problem));
+        }
+        None
+    }
+
     /// Settings for `[tokenizer]`.
     pub fn template(&self) -> String {
         let mut text = String::new();
@@ -223,6 +272,36 @@ impl Tuning {
         }
         text
     }
+}
+
+/// The failure in terms of the user's files: recipe and splits are removed if no recipe is made.
+pub fn explain(recipe: &Recipe, failure: Failure) -> Failure {
+    let (Some(tuning), Beginning::Pretrained(model)) = (&recipe.tuning, &recipe.beginning) else { return failure };
+    let explained = match &failure {
+        Failure::Config(errors) => errors.iter().find_map(|error| {
+            let report = error.message.strip_prefix("there are no examples to train on: ")?;
+            tuning.without_answers(report, model.positions)
+        }),
+        Failure::Input(message) => tuning.in_file_of_user(message).map(Failure::Input),
+        Failure::Run(message) => tuning.in_file_of_user(message).map(Failure::Run),
+        Failure::Stopped(..) => None,
+    };
+    explained.unwrap_or(failure)
+}
+
+/// File and line (or row) of a record, counted from 1 over all files.
+fn nth_record(files: &[PathBuf], number: u64) -> Option<(&Path, u64)> {
+    let mut seen = 0;
+    for file in files {
+        for record in records(file.clone()) {
+            let (line, _) = record.ok()?;
+            seen += 1;
+            if seen == number {
+                return Some((file.as_path(), line));
+            }
+        }
+    }
+    None
 }
 
 /// Tokens of the training examples, ascending, as the run of a recipe reads them.
@@ -315,4 +394,35 @@ fn template_for(folder: &Path) -> Result<String, Failure> {
         "{folder}: its tokenizer has no chat template, and not the marks of ChatML: add a chat_template.jinja to the folder, or give prompts with \
          their answers in the place of conversations"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_of_splits_are_named_by_files_of_users() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = ["a.jsonl", "b.jsonl"].map(|name| folder.path().join(name));
+        std::fs::write(&files[0], "{}\n".repeat(30)).unwrap();
+        // Blank lines are no records.
+        std::fs::write(&files[1], format!("\n{}", "{}\n".repeat(30))).unwrap();
+        let root = folder.path().join("examples");
+        let counts = divide(&files, HELD_OUT_OF, &root).unwrap();
+        let new = Tuning::new(root.clone(), PathBuf::new(), counts, None, Form::Conversations);
+        let tuning = Tuning { files: files.to_vec(), ..new };
+        let place = |split: &str, line: usize| {
+            let split = root.join(split).display().to_string();
+            tuning.in_file_of_user(&format!("{split}: line {line}: not JSON: x at line 1 column 2"))
+        };
+        let at = |file: usize, line: usize| Some(format!("{}:{line}: not JSON: x at column 2", files[file].display()));
+        let found = [place("training.jsonl", 19), place("training.jsonl", 20), place("training.jsonl", 30)];
+        assert_eq!(found, [at(0, 19), at(0, 21), at(1, 2)]);
+        let found = [place("validation.jsonl", 1), place("validation.jsonl", 3), place("validation.jsonl", 4)];
+        assert_eq!(found, [at(0, 20), at(1, 31), None]);
+        let said = tuning.without_answers("x: 0 train examples", 8).unwrap().text();
+        assert!(said.ends_with("a.jsonl and other files: no conversation has an answer of the assistant to train on within the model's 8 positions (60 read)"), "{said}");
+        let said = tuning.without_answers("x: 0 valid examples", 8).unwrap().text();
+        assert!(said.contains("none of the 3 conversations held out (every 20th) has an answer"), "{said}");
+    }
 }
