@@ -151,8 +151,7 @@ fn write_merged(adapted: &Arc<Adapted>, output: &Path) -> Result<PathBuf, Failur
     raw.peft = None;
     raw.checkpoint.pretrained_checkpoint = None;
     // A merged checkpoint is the start of a run, and its model card has the adapter's history.
-    let state = adapted.checkpoint.train_state().map_err(Failure::input)?;
-    let extra = model_card::history(&state);
+    let extra = model_card::history(&adapted.checkpoint)?;
     let train_state = TrainState { extra, ..TrainState::default() };
     let mut run = RunFiles { train_state, run_config: raw.to_toml(), ..RunFiles::default() };
     // The adapter's tokenizer is the later one.
