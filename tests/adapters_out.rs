@@ -89,6 +89,10 @@ fn adapters_are_written_in_pefts_format_and_merged_alike() {
         let said = bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
         assert!(said.contains("logits differ by"), "{said}");
         bridge(folder, &["convert", "export", "merged", "exported"]).unwrap();
+        let card = std::fs::read_to_string(folder.join("exported/README.md")).unwrap();
+        for part in ["base_model: \"base\"", "of rank 4, alpha 6, merged into the base model", "[peft]", "dim = 4"] {
+            assert!(card.contains(part), "{what}: no {part:?} in {card}");
+        }
         let device = Device::flex().autodiff();
         let base = HfModel::open(Path::new(&base)).unwrap();
         let adapter = PeftAdapter::open(&folder.join("adapter"), &base).unwrap();
@@ -129,8 +133,12 @@ const PROMPT: [&str; 6] = ["--prompt", "3 1 4 1 5", "--greedy", "--max-tokens=12
 fn commands_compute_with_the_adapter_wherever_its_base_is() {
     let (folder, base) = trained("lora", &["peft.kind=dora"]);
     let folder = folder.path();
-    bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
-    bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
+    // Each command writes over its own results.
+    for _ in 0..2 {
+        bridge(folder, &["convert", "export", "saved", "adapter"]).unwrap();
+        bridge(folder, &["convert", "merge", "saved", "merged"]).unwrap();
+        bridge(folder, &["convert", "export", "merged", "exported"]).unwrap();
+    }
     let generated = |model: &[&str]| bridge(folder, &[&["generate"], model, &PROMPT].concat());
     let expected = generated(&["merged"]).unwrap();
     assert_eq!(generated(&["saved"]).unwrap(), expected);

@@ -383,6 +383,8 @@ fn a_folder_goes_through_gguf_and_comes_back_in_shards() {
         let output = bridge(folder.path(), &[&["convert"], arguments].concat());
         assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     };
+    // The second export writes over the first.
+    run(&["export", &golden("llama"), "model.gguf"]);
     run(&["export", &golden("llama"), "model.gguf"]);
     run(&["import", "model.gguf", "base"]);
     run(&["export", "base", "back", "--max-shard-size", "100KB"]);
@@ -539,6 +541,29 @@ fn a_killed_export_can_be_made_again() {
     let refused = export();
     assert_eq!(refused.status.code(), Some(2));
     assert!(text(&refused.stderr).contains("README.md was not made by this command"), "{}", text(&refused.stderr));
+}
+
+#[test]
+fn a_run_before_its_first_checkpoint_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = folder.path().join("runs/dates/checkpoints");
+    std::fs::create_dir_all(&saved).unwrap();
+    std::fs::write(folder.path().join("runs/dates/run.json"), "{}").unwrap();
+    let said = |arguments: &[&str]| {
+        let output = bridge(folder.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        text(&output.stderr)
+    };
+    for arguments in [&["generate", "dates", "--prompt", "a"][..], &["eval", "runs/dates"]] {
+        let said = said(arguments);
+        assert!(said.contains("runs/dates/checkpoints: the run has saved no checkpoint yet"), "{said}");
+    }
+    std::fs::remove_dir(&saved).unwrap();
+    let said_without = said(&["generate", "dates", "--prompt", "a"]);
+    assert!(said_without.contains("runs/dates: the run has saved no checkpoint here"), "{said_without}");
+    std::fs::create_dir(folder.path().join("empty")).unwrap();
+    let said_of_none = said(&["generate", "empty", "--prompt", "a"]);
+    assert!(said_of_none.contains("empty: expected a checkpoint or a Hugging Face folder"), "{said_of_none}");
 }
 
 #[test]

@@ -29,6 +29,9 @@ use crate::rooted::start_folder;
 /// The parameter whose rows are the vocabulary.
 const EMBEDDING: &str = "embedding.word_embeddings.weight";
 
+/// Folder of checkpoints in the folder of a run.
+const CHECKPOINTS: &str = "checkpoints";
+
 /// A model with its tokenizer.
 pub struct LoadedModel {
     /// The model, without autodiff.
@@ -333,7 +336,7 @@ fn runs_in(folder: &Path) -> String {
 
 /// The checkpoints of a run's folder; a folder of another kind is returned unchanged.
 fn checkpoints_of(folder: &Path) -> PathBuf {
-    let inner = folder.join("checkpoints");
+    let inner = folder.join(CHECKPOINTS);
     let is_model = ["config.json", "metadata.json", "latest_checkpointed_iteration.txt"];
     if inner.is_dir() && !is_model.iter().any(|name| folder.join(name).is_file()) { inner } else { folder.to_owned() }
 }
@@ -347,10 +350,22 @@ pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
             }
             Ok(found.checkpoint)
         }
-        Resolution::NothingFound { searched } => Err(Failure::input(format!(
-            "{}: expected a checkpoint or a Hugging Face folder (with config.json), found neither",
-            searched.display()
-        ))),
+        Resolution::NothingFound { searched } => {
+            Err(Failure::input(format!("{}: {}", searched.display(), why_nothing_is_in(&searched))))
+        }
+    }
+}
+
+/// The reason why a folder has no model, for an error.
+fn why_nothing_is_in(folder: &Path) -> &'static str {
+    let is_run =
+        |folder: &Path| ["run.json", "metrics.jsonl", "train.log"].iter().any(|name| folder.join(name).is_file());
+    if folder.ends_with(CHECKPOINTS) && folder.parent().is_some_and(is_run) {
+        "the run has saved no checkpoint yet"
+    } else if is_run(folder) {
+        "the run has saved no checkpoint here: if its `checkpoint.save` is another folder, name that one"
+    } else {
+        "expected a checkpoint or a Hugging Face folder (with config.json), found neither"
     }
 }
 

@@ -59,9 +59,11 @@ fn exported(folder: &Path) {
 
 fn with_others_folders(folder: &Path) {
     imported(folder);
-    for name in ["mine", "tokens"] {
-        std::fs::create_dir(folder.join(name)).unwrap();
+    for name in ["mine", "tokens", "templates/additional_chat_templates"] {
+        std::fs::create_dir_all(folder.join(name)).unwrap();
     }
+    std::fs::write(folder.join("templates/additional_chat_templates/tool_use.jinja"), "mine").unwrap();
+    std::fs::write(folder.join("mine.gguf"), "mine").unwrap();
     std::fs::write(folder.join("mine/config.json"), "{}").unwrap();
     std::fs::write(folder.join("mine/tokenizer.json"), "{}").unwrap();
     std::fs::write(folder.join("tokens/text.bin"), "mine").unwrap();
@@ -94,6 +96,16 @@ fn nothing_that_another_made_is_written_over() {
                 with_others_folders,
                 &["convert", "export", "base", "mine"],
                 &["mine/config.json was not made", "--force"],
+            ),
+            protected(
+                with_others_folders,
+                &["convert", "export", "base", "templates"],
+                &["templates/additional_chat_templates/tool_use.jinja was not made", "--force"],
+            ),
+            protected(
+                with_others_folders,
+                &["convert", "export", "base", "mine.gguf"],
+                &["mine.gguf was not made", "--force"],
             ),
             protected(
                 with_others_folders,

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions, ShardTensor, Snapshot};
 use bridge_core::config::FINETUNING;
 use bridge_models::huggingface::{
-    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, ORIGINAL_CONFIG, ReadRows,
-    StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, parse_settings, snapshot,
+    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, NAMED_TEMPLATES, ORIGINAL_CONFIG,
+    ReadRows, StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, is_exported_gguf, parse_settings,
+    snapshot,
 };
 use bridge_models::{DecoderConfig, families, megatron};
 use clap::{Subcommand, ValueEnum};
@@ -166,7 +167,7 @@ fn export(
         return Err(Failure::input(format!("--base: {} is a whole model, not an adapter on a base", source.display())));
     }
     if is_gguf(output) {
-        force.over(output.exists().then(|| output.to_owned()))?;
+        force.over((output.exists() && !is_exported_gguf(output)).then(|| output.to_owned()))?;
         return export_gguf(source, output, dtype, speech);
     }
     force.over(not_exported(output))?;
@@ -450,7 +451,8 @@ fn not_exported(output: &Path) -> Option<PathBuf> {
     };
     // A killed export of an earlier release may have left nothing but its card.
     let is_own = |name: &String| name == "README.md" && model_card::is_own(&output.join(name));
-    let written = names_in(output).into_iter().find(|name| is_written(name) && !is_own(name));
+    let templates = names_in(&output.join(NAMED_TEMPLATES)).into_iter().map(|name| format!("{NAMED_TEMPLATES}/{name}"));
+    let written = names_in(output).into_iter().chain(templates).find(|name| is_written(name) && !is_own(name));
     written.filter(|_| !is_exported(output)).map(|name| output.join(name))
 }
 

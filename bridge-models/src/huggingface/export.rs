@@ -6,8 +6,9 @@ use std::io::Read;
 use std::path::Path;
 
 use bridge_core::model::{Component, ModelChunk, ParameterRole};
+use bridge_data::untrusted_io;
+use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
-use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 
 use super::checkpoint::{INDEX, SINGLE};
@@ -290,15 +291,24 @@ pub fn is_exported(folder: &Path) -> bool {
 /// The key in the header of a safetensors file under which an export leaves its name.
 const MARK: &str = "producer";
 
+/// Largest header in bytes that is searched for the mark; that of an export is smaller.
+const LARGEST_HEADER: u64 = 64 << 20;
+
+/// True if the header of a safetensors file has the mark. The tensors behind the header are not
+/// read, so a file may have any size.
 fn has_mark(path: &Path) -> bool {
-    let Ok(file) = std::fs::File::open(path) else { return false };
-    // A header longer than this is not ours.
-    let mut head = Vec::new();
-    if file.take(64 << 20).read_to_end(&mut head).is_err() {
-        return false;
-    }
-    let metadata = SafeTensors::read_metadata(&head).map(|(_, metadata)| metadata);
-    metadata.is_ok_and(|metadata| metadata.metadata().as_ref().is_some_and(|values| values.contains_key(MARK)))
+    header_of(path).is_some_and(|header| header["__metadata__"].get(MARK).is_some())
+}
+
+/// The header of a safetensors file; `None` if it cannot be read.
+fn header_of(path: &Path) -> Option<Value> {
+    let (mut file, _) = untrusted_io::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = Some(u64::from_le_bytes(length)).filter(|length| *length <= LARGEST_HEADER)?;
+    let mut text = Vec::new();
+    file.take(length).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
 /// True if a file of a folder belongs to its weights.

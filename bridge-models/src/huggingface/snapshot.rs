@@ -136,7 +136,7 @@ impl HfModel {
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 /// Folder of named chat templates. A companion from it is called
 /// `additional_chat_templates/NAME.jinja`.
-const NAMED_TEMPLATES: &str = "additional_chat_templates";
+pub const NAMED_TEMPLATES: &str = "additional_chat_templates";
 
 /// Removes references to remote code from a tokenizer's settings, because that code is not copied.
 /// A class of remote code is replaced by the class for `tokenizer.json`. Returns `None` if there

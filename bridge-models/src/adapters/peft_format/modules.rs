@@ -145,7 +145,7 @@ pub(super) fn check_targets<'a>(
         {
             let known = all.first().map_or("", |known| &known.name);
             let expected = format!(
-                "modules that have a LoRA branch here, such as {known}: the output layer, embeddings and fused experts have none"
+                "modules that have a LoRA branch here, such as {known}: the output layer, embeddings, routers and fused experts have none"
             );
             return Err(settings.cannot_target(&format!("\"{module}\""), &expected));
         }

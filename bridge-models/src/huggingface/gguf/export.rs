@@ -14,7 +14,7 @@ use super::super::stored::ReadRows;
 use super::super::weight_map::{ExpertLayout, StoredTensor, WeightMap};
 use super::blocks::{BlockType, to_q8_0};
 use super::family::{GgufNumber, Rearrangement};
-use super::file::{ALIGNMENT, GgufValue, MAGIC, shortest};
+use super::file::{ALIGNMENT, GgufFile, GgufValue, MAGIC, shortest};
 use super::model::{GgufModel, of_family, rearranged};
 use super::tokenizer;
 use crate::decoder::DecoderConfig;
@@ -32,6 +32,14 @@ pub enum GgufDtype {
     /// Blocks of 32 8-bit integers with a scale. Tensors whose row length is not a multiple of 32
     /// are written as [`Self::F16`].
     Q8_0,
+}
+
+/// Key of a GGUF file under which an export leaves its name. Readers ignore keys of other programs.
+const MARK: &str = "bridge.producer";
+
+/// True if an export has made the GGUF file at `path`.
+pub fn is_exported_gguf(path: &Path) -> bool {
+    GgufFile::open(path).is_ok_and(|file| file.text(MARK).is_some())
 }
 
 /// Writer of a GGUF file, which takes parameters as [`Exporter`](crate::huggingface::Exporter)
@@ -81,6 +89,7 @@ impl GgufExporter {
             ("general.name".into(), GgufValue::Text(family.model_type().to_owned())),
             ("general.quantization_version".into(), GgufValue::Int(2)),
             ("general.file_type".into(), GgufValue::Int(dtype.file_type())),
+            (MARK.into(), GgufValue::Text(concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned())),
             (format!("{}.vocab_size", gguf.architecture), GgufValue::Int(config.vocab_size as i128)),
         ];
         for (key, name, number) in gguf.settings {

@@ -21,6 +21,6 @@ mod model;
 mod tests;
 mod tokenizer;
 
-pub use export::{GgufDtype, GgufExporter};
+pub use export::{GgufDtype, GgufExporter, is_exported_gguf};
 pub(crate) use family::{GgufFamily, GgufNumber, Rearrangement};
 pub(super) use model::GgufModel;

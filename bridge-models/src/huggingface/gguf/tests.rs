@@ -30,6 +30,7 @@ fn a_file_has_the_model_of_its_folder() {
     for name in MODELS {
         let folder = tempfile::tempdir().unwrap();
         let path = exported(name, GgufDtype::F32, folder.path());
+        assert!(is_exported_gguf(&path));
         let [before, after] = [golden(name), path.clone()].map(|path| HfModel::open(&path).unwrap());
         // The format has no dropout: reading uses the family's default.
         let mut expected = before.config().clone();
@@ -100,6 +101,7 @@ fn every_table_names_a_family_and_each_tensor_once() {
 #[test]
 fn blocks_have_the_values_that_python_gives_them() {
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/gguf"));
+    assert!(!is_exported_gguf(&folder.join("blocks.gguf")));
     let file = GgufFile::open(&folder.join("blocks.gguf")).unwrap();
     let mut seen = Vec::new();
     for (name, tensor) in file.tensors.iter().filter(|(name, _)| !name.ends_with(".values")) {

@@ -83,6 +83,23 @@ fn an_export_that_cannot_end_leaves_no_model() {
 }
 
 #[test]
+fn exports_are_recognized_at_any_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = folder.path().join("model.safetensors");
+    let num_bytes = 100_000_000_u64;
+    for (producer, is_own) in [(r#","producer":"bridge 0.0.1""#, true), ("", false)] {
+        let tensor = format!(r#"{{"dtype":"U8","shape":[{num_bytes}],"data_offsets":[0,{num_bytes}]}}"#);
+        let header = format!(r#"{{"__metadata__":{{"format":"pt"{producer}}},"weight":{tensor}}}"#);
+        let length = header.len() as u64;
+        std::fs::write(&weights, [&length.to_le_bytes()[..], header.as_bytes()].concat()).unwrap();
+        // Sparse, beyond the size of the largest header.
+        let file = std::fs::OpenOptions::new().write(true).open(&weights).unwrap();
+        file.set_len(8 + length + num_bytes).unwrap();
+        assert_eq!(is_exported(folder.path()), is_own, "{header}");
+    }
+}
+
+#[test]
 fn a_bridge_brings_a_folder_back_with_all_that_goes_along() {
     let source = tempfile::tempdir().unwrap();
     for name in ["config.json", "model.safetensors"] {
