@@ -115,7 +115,7 @@ fn sizes_are_compared_with_what_the_files_hold() {
         fs::write(&config, &whole).unwrap();
     }
     edit(&config, |value| value["max_position_embeddings"] = (1_u64 << 31).into());
-    refused(folder.path(), &VERIFY, &["seq_length"]);
+    refused(folder.path(), &VERIFY, &["hf/config.json: max_position_embeddings"]);
     fs::write(&config, &whole).unwrap();
     edit(&config, |value| value["eos_token_id"] = (1_u64 << 63).into());
     refused(folder.path(), &VERIFY, &["eos_token_id"]);

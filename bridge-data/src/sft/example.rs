@@ -355,7 +355,8 @@ impl ExampleBuilder {
         let (mut ids, mut counted) = (Vec::new(), Vec::new());
         let encoded = match self.options.answer_only_loss {
             true => template.encode_weighted(&conversation, &weights, tokenizer, &mut |id, weight| {
-                // Tokens that `cut` takes off are dropped early, except one, which tells that it does.
+                // Drops early the tokens that `cut` takes off, except one: it marks the example
+                // as truncated.
                 if *truncation_method == TruncationMethod::Right && ids.len() > *seq_length {
                     return;
                 }
