@@ -55,8 +55,8 @@ pub(crate) fn is_nothing(value: &Value) -> bool {
 }
 
 /// Template arguments of a record. A field that is null is not an argument: tables have it in each
-/// record. In a group, null is a value. `thinking` is an argument if it is a boolean; as text it is the
-/// reasoning of a message.
+/// record. In a group, null is a value. `thinking` is an argument if it is a boolean; as text it is
+/// the reasoning of a message.
 ///
 /// # Errors
 /// A group that is not an object, an argument that the renderer sets, documents that are not a list
