@@ -8,7 +8,7 @@ use bridge_core::config::{
     Concerns, Detail, DistillationConfig, DpoConfig, Format, PeftConfig, RawConfig, RecipeConfig, Section,
 };
 use bridge_core::logging::runs;
-use bridge_core::train::LOSSES_KEY;
+use bridge_core::train::{LINEAGE_KEY, LOSSES_KEY};
 use bridge_data::untrusted_io;
 use bridge_models::registry;
 use serde_json::{Map, Value, json};
@@ -36,7 +36,7 @@ pub fn history(of_adapter: &Checkpoint) -> Result<Map<String, Value>, Failure> {
 /// Last losses of the checkpoint's run by split.
 fn losses_of(checkpoint: &Checkpoint, raw: &RawConfig, state: &TrainState) -> Map<String, Value> {
     let mut losses = state.extra.get(LOSSES_KEY).and_then(Value::as_object).cloned().unwrap_or_default();
-    let run = state.extra.get("lineage").and_then(|lineage| lineage["run"].as_str());
+    let run = state.extra.get(LINEAGE_KEY).and_then(|lineage| lineage["run"].as_str());
     let started = start_folder(raw, checkpoint.path()).unwrap_or_default();
     if let (Some(run), Some(log_dir)) = (run, &raw.logger.log_dir)
         && let Some(loss) = final_validation(&started.join(log_dir), run, state.step)

@@ -62,7 +62,7 @@ pub use reporting::reporter::Console;
 pub use reporting::routers::RouterReport;
 pub use resume::checkpointing::{AdapterBase, load_adapted, load_adapter, load_parameters, open_base};
 pub use resume::error::ResumeError;
-pub use resume::lineage::{new_run_name, tokenizer_of};
+pub use resume::lineage::{LINEAGE_KEY, new_run_name, tokenizer_of};
 pub use resume::lock::CheckpointsLock;
 pub use resume::progress::Progress;
 pub use run::error::TrainError;

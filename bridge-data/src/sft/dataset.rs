@@ -39,9 +39,6 @@ pub(super) struct SftDataset {
     /// Draws the order of each epoch; `None` keeps that of the files.
     seed: Option<u64>,
     len: usize,
-    /// Number of samples of the first epoch. Others may have more or fewer where examples are
-    /// packed on the fly.
-    epoch_len: usize,
     state: Mutex<State>,
 }
 
@@ -70,14 +67,25 @@ impl SftDataset {
             return Err(DataError::Parameter(format!("{num_examples} examples are more than 2^32")));
         }
         let state = Mutex::default();
-        let mut dataset = Self { store, num_examples, grouping, filling, seed, len: 0, epoch_len: 0, state };
-        dataset.epoch_len = match &dataset.grouping {
-            Grouping::Single | Grouping::Pairs => num_examples,
-            Grouping::Packed { packs, .. } => packs.len(),
-            Grouping::NextFit { .. } => dataset.epoch(0).len(),
-        };
-        dataset.len = samples.filter(|samples| *samples > 0).unwrap_or(dataset.epoch_len);
+        let mut dataset = Self { store, num_examples, grouping, filling, seed, len: 0, state };
+        dataset.len = samples.filter(|samples| *samples > 0).unwrap_or_else(|| dataset.first_epoch_len());
         Ok(dataset)
+    }
+
+    /// Number of samples of the first epoch. Others may have more or fewer where examples are
+    /// packed on the fly.
+    fn first_epoch_len(&self) -> usize {
+        match &self.grouping {
+            Grouping::Single | Grouping::Pairs => self.num_examples,
+            Grouping::Packed { packs, .. } => packs.len(),
+            Grouping::NextFit { .. } => {
+                let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                if state.ends.is_empty() {
+                    self.count_epoch(&mut state);
+                }
+                state.ends[0]
+            }
+        }
     }
 
     /// The sequences of an epoch.
@@ -112,15 +120,19 @@ impl SftDataset {
         }
     }
 
+    /// Makes the order of the first epoch whose end is not known.
+    fn count_epoch(&self, state: &mut State) {
+        let epoch = state.ends.len();
+        let order = self.epoch(epoch);
+        state.ends.push(state.ends.last().copied().unwrap_or(0) + order.len());
+        keep(&mut state.orders, epoch, order);
+    }
+
     /// The examples of sample `index`.
     fn members(&self, index: usize) -> Vec<u32> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.ends.last().is_none_or(|end| *end <= index) {
-            let epoch = state.ends.len();
-            let order = self.epoch(epoch);
-            let end = state.ends.last().copied().unwrap_or(0) + order.len();
-            state.ends.push(end);
-            keep(&mut state.orders, epoch, order);
+            self.count_epoch(&mut state);
         }
         let epoch = state.ends.partition_point(|end| *end <= index);
         let start = epoch.checked_sub(1).map_or(0, |before| state.ends[before]);
@@ -219,7 +231,7 @@ impl Dataset for SftDataset {
     }
 
     fn epoch_len(&self) -> Option<usize> {
-        Some(self.epoch_len)
+        Some(self.first_epoch_len())
     }
 
     fn get(&self, index: usize) -> Result<Sample, DataError> {

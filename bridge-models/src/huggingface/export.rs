@@ -291,6 +291,9 @@ pub fn is_exported(folder: &Path) -> bool {
 /// The key in the header of a safetensors file under which an export leaves its name.
 const MARK: &str = "producer";
 
+/// The name that exports leave.
+pub(super) const PRODUCER: &str = concat!("bridge ", env!("CARGO_PKG_VERSION"));
+
 /// Largest header in bytes that is searched for the mark; that of an export is smaller.
 const LARGEST_HEADER: u64 = 64 << 20;
 
@@ -464,8 +467,7 @@ fn layouts(
 /// Header of a safetensors file: the length of the JSON that follows, eight bytes little-endian,
 /// then the JSON, padded with spaces.
 fn header(tensors: &[(String, Dtype, Vec<usize>)]) -> Result<Vec<u8>, safetensors::SafeTensorError> {
-    let producer = concat!("bridge ", env!("CARGO_PKG_VERSION"));
-    let metadata = [("format", "pt"), (MARK, producer)].map(|(key, value)| (key.to_owned(), value.to_owned()));
+    let metadata = [("format", "pt"), (MARK, PRODUCER)].map(|(key, value)| (key.to_owned(), value.to_owned()));
     let mut end = 0;
     let infos = tensors.iter().map(|(name, dtype, shape)| {
         let start = end;

@@ -24,7 +24,7 @@ use crate::train::resume::error::ResumeError;
 use crate::train::subsystems::contract::saved;
 
 /// The key of [`Record`] in `train_state.json`.
-const KEY: &str = "lineage";
+pub const LINEAGE_KEY: &str = "lineage";
 /// Key of [`InputFingerprints`] in the record.
 const READS: &str = "reads";
 
@@ -214,7 +214,7 @@ impl ResumeReport {
 
 /// Puts the record of a run into the state that it saves.
 pub(in crate::train) fn put(record: &Value, extra: &mut Map<String, Value>) {
-    extra.insert(KEY.into(), record.clone());
+    extra.insert(LINEAGE_KEY.into(), record.clone());
 }
 
 impl ParentCheckpoint {
@@ -234,7 +234,7 @@ impl ParentCheckpoint {
         if let Some(of) = state.extra.get(GRADIENTS).and_then(Value::as_str) {
             return Err(bad(GRADIENTS, format!("a checkpoint has weights, and this folder gradients of {of}")).into());
         }
-        let record = state.extra.remove(KEY).map(serde_json::from_value).transpose();
+        let record = state.extra.remove(LINEAGE_KEY).map(serde_json::from_value).transpose();
         Ok(Self {
             path: checkpoint.path().to_owned(),
             iteration: state.step,
@@ -244,7 +244,7 @@ impl ParentCheckpoint {
             has_adapter: recipe.recipe().peft.is_some(),
             changes: if says_model { changes(recipe.recipe(), config.recipe()) } else { Vec::new() },
             tokenizer: tokenizer_of(checkpoint)?.map(Arc::new),
-            record: record.map_err(|error| bad(KEY, error.to_string()))?,
+            record: record.map_err(|error| bad(LINEAGE_KEY, error.to_string()))?,
         })
     }
 

@@ -320,8 +320,13 @@ pub(super) fn safe(value: &Value) -> Value {
     }
 }
 
+/// Text made of a value: it needs no escaping if the value needs none.
+pub(super) fn marked_as(value: &Value, made: Value) -> Value {
+    if matches!(value, Value::Markup(_)) { marked(made) } else { made }
+}
+
 /// A value whose text needs no escaping.
-pub(super) fn marked(value: Value) -> Value {
+fn marked(value: Value) -> Value {
     let all = |items: &[Value]| items.iter().cloned().map(marked).collect();
     match value {
         Value::Text(text) => Value::Markup(text),

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::super::described::Architecture;
 use super::super::error::HfError;
+use super::super::export::PRODUCER;
 use super::super::family::{Family, as_in_a_file};
 use super::super::fields::Fields;
 use super::super::staged::{FileLayout, Staged};
@@ -89,7 +90,7 @@ impl GgufExporter {
             ("general.name".into(), GgufValue::Text(family.model_type().to_owned())),
             ("general.quantization_version".into(), GgufValue::Int(2)),
             ("general.file_type".into(), GgufValue::Int(dtype.file_type())),
-            (MARK.into(), GgufValue::Text(concat!("bridge ", env!("CARGO_PKG_VERSION")).to_owned())),
+            (MARK.into(), GgufValue::Text(PRODUCER.to_owned())),
             (format!("{}.vocab_size", gguf.architecture), GgufValue::Int(config.vocab_size as i128)),
         ];
         for (key, name, number) in gguf.settings {

@@ -65,30 +65,18 @@ impl StaticGradients {
 
 /// Hooks around the regions of a micro-batch that is recorded.
 pub(super) struct GraphHooks<'a> {
-    forward_step: &'a mut dyn ForwardStep,
-    batch: &'a Batch,
-    sums: &'a mut StaticGradients,
-    factor: &'a Tensor<1>,
-    keeps: &'a Tensor<1>,
+    pub forward_step: &'a mut dyn ForwardStep,
+    pub batch: &'a Batch,
+    /// Gradients so far, to which those of the micro-batch are added.
+    pub sums: &'a mut StaticGradients,
+    /// Factor of the loss.
+    pub factor: &'a Tensor<1>,
+    /// Factor of the gradients so far: 0 or 1.
+    pub keeps: &'a Tensor<1>,
     /// A tensor with the value 1.
-    always: &'a Tensor<1>,
+    pub always: &'a Tensor<1>,
     /// Parameters with a part of this micro-batch's gradient.
-    begun: BTreeSet<String>,
-}
-
-impl<'a> GraphHooks<'a> {
-    /// Hooks that multiply the loss by `factor`. The sums, multiplied by `keeps` (0 or 1), are
-    /// added to the gradients; `always` is 1.
-    pub fn new(
-        forward_step: &'a mut dyn ForwardStep,
-        batch: &'a Batch,
-        sums: &'a mut StaticGradients,
-        factor: &'a Tensor<1>,
-        keeps: &'a Tensor<1>,
-        always: &'a Tensor<1>,
-    ) -> Self {
-        Self { forward_step, batch, sums, factor, keeps, always, begun: BTreeSet::new() }
-    }
+    pub begun: BTreeSet<String>,
 }
 
 impl RegionHooks for GraphHooks<'_> {

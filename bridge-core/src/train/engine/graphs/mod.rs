@@ -238,14 +238,15 @@ impl MicroBatchGraphs {
         // There is no dropout.
         let context = ForwardContext::new(batch.batch(), Mode::Train(Philox::new(0)));
         let graph = KernelGraph::record(&loss, &mut || {
-            let mut hooks = GraphHooks::new(
-                &mut *work.forward_step,
-                batch.batch(),
-                &mut self.gradients,
-                &scalars.factor.tensor,
-                &scalars.keeps.tensor,
-                &always,
-            );
+            let mut hooks = GraphHooks {
+                forward_step: &mut *work.forward_step,
+                batch: batch.batch(),
+                sums: &mut self.gradients,
+                factor: &scalars.factor.tensor,
+                keeps: &scalars.keeps.tensor,
+                always: &always,
+                begun: BTreeSet::new(),
+            };
             let sum = pipeline.micro_batch(chunk, &context, &mut hooks)?;
             write_into(&loss, &sum);
             Ok::<_, EngineError>(())

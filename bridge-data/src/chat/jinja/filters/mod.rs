@@ -10,7 +10,7 @@ use super::given::{CallArguments, bounded, integer, required, text};
 use super::limits::charge;
 use super::methods::at_path;
 use super::predicates::test;
-use super::strings::{marked, replace, strip};
+use super::strings::{marked_as, replace, strip};
 use super::text::{Json, printed};
 use super::value::Value;
 
@@ -86,7 +86,7 @@ pub(super) fn filter(name: &str, value: &Value, given: &CallArguments) -> Result
             let [chars] = given.bind(name, ["chars"])?;
             let chars = chars.filter(|chars| !matches!(chars, Value::None));
             let made = strip(&printed(value)?, chars.as_ref())?;
-            Ok(if matches!(value, Value::Markup(_)) { marked(made) } else { made })
+            Ok(marked_as(value, made))
         }
         "length" | "count" => {
             let [] = given.bind(name, [])?;

@@ -4,7 +4,7 @@ use super::super::error::Error;
 use super::super::format::percent;
 use super::super::given::{CallArguments, bounded, integer, text};
 use super::super::limits::charge;
-use super::super::strings::{capitalized, centered, lines, marked, soft_text};
+use super::super::strings::{capitalized, centered, lines, marked_as, soft_text};
 use super::super::text::{escaped, is_space, printed, represent, stripped_tags};
 use super::super::unicode::is_letter;
 use super::super::value::{Value, View};
@@ -12,7 +12,7 @@ use super::super::value::{Value, View};
 pub(super) fn textual(name: &str, value: &Value, given: &CallArguments) -> Result<Value, Error> {
     let string = printed(value)?;
     charge(string.len() / 4)?;
-    let kept = |made: Value| if matches!(value, Value::Markup(_)) { marked(made) } else { made };
+    let kept = |made: Value| marked_as(value, made);
     match name {
         "center" => {
             let [width] = given.bind(name, ["width"])?;
