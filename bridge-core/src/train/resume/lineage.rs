@@ -23,7 +23,7 @@ use crate::train::resume::checkpointing::{AdapterBase, GRADIENTS, Start};
 use crate::train::resume::error::ResumeError;
 use crate::train::subsystems::contract::saved;
 
-/// The key of [`Record`] in `train_state.json`.
+/// The key of a run's record in `train_state.json`.
 pub const LINEAGE_KEY: &str = "lineage";
 /// Key of [`InputFingerprints`] in the record.
 const READS: &str = "reads";
