@@ -16,7 +16,7 @@ use bridge_kernels::optim::{
 };
 use bridge_kernels::rotary::{self, Positions, RotaryPairing, RotaryTable};
 use bridge_kernels::vjp::attach;
-use bridge_kernels::{Philox, embedding, linear, norm};
+use bridge_kernels::{DeltaInputs, DeltaOptions, Philox, embedding, gated_delta_rule, linear, norm};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 const B: usize = 4;
@@ -93,6 +93,7 @@ fn main() {
     layers();
     attentions();
     heads();
+    delta_rules();
     optimizers();
 }
 
@@ -184,6 +185,45 @@ fn heads() {
         &|t| flat(embedding::embedding(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
         &|t| flat(embedding::reference(t[0].clone().reshape([V, C]), ids(N).reshape([B, T]))),
     );
+}
+
+/// The gated delta rule against a product of matrices with the FLOPs of its products, where a
+/// triangle counts half: forward, and backward with the part of the forward that it repeats.
+fn delta_rules() {
+    for (d, e) in [(64, 1), (128, 1), (64, 64), (128, 128)] {
+        let (b, t, g, h, l) = (2, 1024, if e == 1 { 4 } else { 8 }, 8, 64);
+        let mut inputs = vec![input(1, b * t * g * d), input(2, b * t * g * d), input(3, b * t * h * d)];
+        inputs.push(input(4, b * t * h * e).iter().map(|x| -0.1 * x.exp()).collect());
+        inputs.push(input(5, b * t * h).iter().map(|x| (1.0 + (-x).exp()).recip()).collect());
+        let options = DeltaOptions::new(d);
+        let rule = |x: &[Tensor<1>]| {
+            let inputs = DeltaInputs {
+                q_btgk: x[0].clone().reshape([b, t, g, d]),
+                k_btgk: x[1].clone().reshape([b, t, g, d]),
+                v_bthp: x[2].clone().reshape([b, t, h, d]),
+                decay_bthe: x[3].clone().reshape([b, t, h, e]),
+                beta_bth: x[4].clone().reshape([b, t, h]),
+                document_ids: None,
+            };
+            flat(gated_delta_rule(inputs, &options))
+        };
+        // Multiply-adds of a chunk: products with the state, triangles of a value head, and
+        // triangles that the value heads of a key head share.
+        let (state, triangle) = (l * d * d, l * l * d / 2);
+        let of_head = 10 * state + 7 * triangle;
+        let work = b * (t / l) * (h * of_head + if e == 1 { g } else { h } * 8 * triangle);
+        let side = 1024;
+        let depth = work / (side * side);
+        let [left, right] = [(6, [side, depth]), (7, [depth, side])].map(|(seed, shape)| {
+            Tensor::<2>::from_data(TensorData::new(input(seed, side * depth), shape), &Device::flex())
+        });
+        let product = || {
+            let start = Instant::now();
+            std::hint::black_box(linear::linear(left.clone(), right.clone().transpose(), None));
+            start.elapsed()
+        };
+        report(&format!("gated_delta_rule {d}, {e} decays"), || run(&rule, &inputs), product);
+    }
 }
 
 fn optimizers() {

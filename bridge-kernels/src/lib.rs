@@ -35,6 +35,7 @@ mod flex;
 #[cfg(feature = "cuda")]
 pub mod foreign;
 pub mod fp8;
+pub mod gated_delta_rule;
 pub mod gated_norm;
 pub mod graph;
 pub mod grouped;
@@ -51,6 +52,7 @@ mod reads;
 pub mod recomputable;
 pub mod recompute;
 pub mod rotary;
+pub mod selective_scan;
 pub mod split;
 pub mod ssd_scan;
 pub mod vjp;
@@ -59,15 +61,19 @@ pub mod vocab_parallel_cross_entropy;
 pub use bridge_memory as memory;
 
 pub use activation::{
-    Activation, FeedForwardUnit, GatedUnit, activation, activation_recomputable, glu, glu_recomputable,
+    Activation, FeedForwardUnit, GatedUnit, XieluParameters, activation, activation_recomputable, glu,
+    glu_recomputable, xielu,
 };
 pub use attention::{AttentionOptions, MaxLogit, MaxLogitProbe, attention};
-pub use causal_conv::causal_conv;
-pub use cross_entropy::{CrossEntropyOptions, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting};
+pub use causal_conv::{causal_conv, linear_causal_conv};
+pub use cross_entropy::{
+    CrossEntropyOptions, OutputLayer, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting,
+};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::embedding;
 pub use flex::address_on_cpu;
 pub use fp8::{CodePlaces, Fp8Format, Fp8Pass, Fp8Rule, Fp8Scaling, OperandMaxima, WeightCast, fp8_linear};
+pub use gated_delta_rule::{DeltaInputs, DeltaOptions, gated_delta_rule, gated_delta_rule_from};
 pub use gated_norm::gated_rms_norm;
 pub use grouped::{GroupedLinear, GroupedMlp, grouped_linear, grouped_mlp};
 pub use linear::deferred::{WeightGradient, linear_deferred};
@@ -81,6 +87,7 @@ pub use reads::read_together;
 pub use recomputable::{Recomputable, Recompute};
 pub use recompute::recomputed;
 pub use rotary::{RotaryTable, apply_rotary};
+pub use selective_scan::{SelectiveInputs, selective_scan, selective_scan_from};
 pub use split::split;
 pub use ssd_scan::{ScanInputs, ScanOptions, ssd_scan, ssd_scan_from};
 pub use vocab_parallel_cross_entropy::vocab_parallel_cross_entropy;

@@ -5,10 +5,12 @@ pub(crate) mod cpu;
 pub mod cube;
 mod flex;
 mod kind;
+pub mod xielu;
 
 use burn::tensor::{Tensor, activation as burn_activation};
 
 pub use kind::{Activation, FeedForwardUnit, GatedUnit};
+pub use xielu::{XieluParameters, xielu};
 
 use crate::precision::{narrow, widen};
 use crate::recomputable::Recomputable;

@@ -22,6 +22,8 @@ pub struct Convolution {
     bias: Vec<f32>,
     /// The first token of each token's document, `[b, t]`.
     starts: Vec<usize>,
+    /// True if a SiLU follows.
+    has_silu: bool,
 }
 
 /// Gradients of a convolution.
@@ -37,8 +39,9 @@ pub struct Gradients {
 impl Convolution {
     /// Convolution of sequences of `t` tokens with `weight [c, k]`; `starts` are the starts of the
     /// tokens' documents.
-    pub fn new([t, c]: [usize; 2], weight: &[f32], bias: Option<&[f32]>, starts: Vec<usize>) -> Self {
-        Self { t, c, taps: transposed(weight, c), bias: bias.map_or_else(|| vec![0.0; c], <[f32]>::to_vec), starts }
+    pub fn new([t, c]: [usize; 2], weight: &[f32], bias: Option<&[f32]>, starts: Vec<usize>, has_silu: bool) -> Self {
+        let bias = bias.map_or_else(|| vec![0.0; c], <[f32]>::to_vec);
+        Self { t, c, taps: transposed(weight, c), bias, starts, has_silu }
     }
 
     fn k(&self) -> usize {
@@ -55,7 +58,9 @@ impl Convolution {
                     vectorised!({
                         for (i, y) in y.chunks_exact_mut(c).enumerate() {
                             self.sum(y, x, starts, task * ROWS + i);
-                            y.iter_mut().for_each(|y| *y *= sigmoid(*y));
+                            if self.has_silu {
+                                y.iter_mut().for_each(|y| *y *= sigmoid(*y));
+                            }
                         }
                     });
                 });
@@ -112,12 +117,16 @@ impl Convolution {
         // Later tokens read these, too.
         let rows = (own + k - 1).min(t - first);
         slopes.resize(rows * c, 0.0);
-        for (i, slope) in slopes.chunks_exact_mut(c).enumerate() {
-            self.sum(slope, x, starts, first + i);
-            for (slope, dy) in slope.iter_mut().zip(&dy[(first + i) * c..]) {
-                let s = sigmoid(*slope);
-                *slope = dy * s * (1.0 + *slope * (1.0 - s));
+        if self.has_silu {
+            for (i, slope) in slopes.chunks_exact_mut(c).enumerate() {
+                self.sum(slope, x, starts, first + i);
+                for (slope, dy) in slope.iter_mut().zip(&dy[(first + i) * c..]) {
+                    let s = sigmoid(*slope);
+                    *slope = dy * s * (1.0 + *slope * (1.0 - s));
+                }
             }
+        } else {
+            slopes.copy_from_slice(&dy[first * c..][..rows * c]);
         }
         let (d_taps, d_bias) = partial.split_at_mut(k * c);
         for (i, (dx, slope)) in dx.chunks_exact_mut(c).zip(slopes.chunks_exact(c)).enumerate() {

@@ -7,12 +7,13 @@ use crate::cpu::documents::starts;
 use crate::flex::{Values, gradient, inputs, integers, tensor};
 use crate::vjp;
 
-/// See [`crate::causal_conv()`].
+/// See [`crate::causal_conv()`] and, without SiLU, [`crate::linear_causal_conv()`].
 pub(crate) fn causal_conv(
     x_btc: &Tensor<3>,
     weight_ck: &Tensor<2>,
     bias_c: Option<&Tensor<1>>,
     document_ids: Option<&Tensor<2, Int>>,
+    has_silu: bool,
 ) -> Option<Tensor<3>> {
     let (dims, [c, k]) = (x_btc.dims(), weight_ck.dims());
     let (x, weight) = (Values::contiguous_of(x_btc)?, Values::contiguous_of(weight_ck)?);
@@ -26,7 +27,7 @@ pub(crate) fn causal_conv(
     };
     let [b, t, _] = dims;
     let starts = starts(documents.as_deref(), t, b * t);
-    let convolution = Convolution::new([t, c], weight.slice(), bias.as_ref().map(Values::slice), starts);
+    let convolution = Convolution::new([t, c], weight.slice(), bias.as_ref().map(Values::slice), starts, has_silu);
     let y = tensor(convolution.forward(x.slice()), dims);
     let inputs = inputs(x_btc, weight_ck, bias_c);
     let arity = inputs.len();

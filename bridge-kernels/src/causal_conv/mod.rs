@@ -1,5 +1,5 @@
-//! Causal depthwise convolution along the sequence, with SiLU: the short convolution of Mamba
-//! layers.
+//! Causal depthwise convolution along the sequence: with SiLU the short convolution of Mamba
+//! layers, without it that of layers which gate its input and its output.
 
 mod cpu;
 #[cfg(feature = "cube")]
@@ -32,8 +32,23 @@ pub fn causal_conv(
     if let Some(y) = cube::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref()) {
         return y;
     }
-    flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref())
+    flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref(), true)
         .unwrap_or_else(|| causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
+}
+
+/// [`causal_conv`] without the SiLU.
+///
+/// # Panics
+/// As [`causal_conv`].
+pub fn linear_causal_conv(
+    x_btc: Tensor<3>,
+    weight_ck: Tensor<2>,
+    bias_c: Option<Tensor<1>>,
+    document_ids: Option<Tensor<2, Int>>,
+) -> Tensor<3> {
+    check(&x_btc, &weight_ck, bias_c.as_ref());
+    flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref(), false)
+        .unwrap_or_else(|| linear_causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
 }
 
 fn check(x_btc: &Tensor<3>, weight_ck: &Tensor<2>, bias_c: Option<&Tensor<1>>) {
@@ -51,8 +66,29 @@ pub fn causal_conv_reference(
     bias_c: Option<Tensor<1>>,
     document_ids: Option<Tensor<2, Int>>,
 ) -> Tensor<3> {
-    let ([b, t, c], [_, k]) = (x_btc.dims(), weight_ck.dims());
     let dtype = x_btc.dtype();
+    narrow(silu(sum_of_taps(x_btc, weight_ck, bias_c, document_ids)), dtype)
+}
+
+/// [`linear_causal_conv`] in plain Burn operations.
+pub fn linear_causal_conv_reference(
+    x_btc: Tensor<3>,
+    weight_ck: Tensor<2>,
+    bias_c: Option<Tensor<1>>,
+    document_ids: Option<Tensor<2, Int>>,
+) -> Tensor<3> {
+    let dtype = x_btc.dtype();
+    narrow(sum_of_taps(x_btc, weight_ck, bias_c, document_ids), dtype)
+}
+
+/// The convolution in float32, before the SiLU.
+fn sum_of_taps(
+    x_btc: Tensor<3>,
+    weight_ck: Tensor<2>,
+    bias_c: Option<Tensor<1>>,
+    document_ids: Option<Tensor<2, Int>>,
+) -> Tensor<3> {
+    let ([b, t, c], [_, k]) = (x_btc.dims(), weight_ck.dims());
     let x = widen(x_btc);
     let before = Tensor::zeros([b, k - 1, c], (&x.device(), x.dtype()));
     let padded = if k == 1 { x } else { Tensor::cat(vec![before, x], 1) };
@@ -71,9 +107,8 @@ pub fn causal_conv_reference(
         }
     };
     let sum = (0..k).map(term).reduce(|a, b| a + b).expect("a convolution has a tap");
-    let sum = match bias_c {
+    match bias_c {
         Some(bias_c) => sum + widen(bias_c).reshape([1, 1, c]),
         None => sum,
-    };
-    narrow(silu(sum), dtype)
+    }
 }

@@ -51,17 +51,13 @@ fn with_avx2<R>(f: impl FnOnce() -> R) -> R {
 /// Partial sums a reduction keeps: enough for four 16-lane registers, so that additions overlap.
 pub const LANES: usize = 64;
 
-/// Adds the lanes up pairwise.
+/// Adds the lanes up pairwise. The widths are constants, so that it is done in registers.
 #[inline(always)]
-pub fn tree_sum(mut lanes: [f32; LANES]) -> f32 {
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
+pub fn tree_sum(lanes: [f32; LANES]) -> f32 {
+    let lanes: [f32; 16] = std::array::from_fn(|i| (lanes[i] + lanes[i + 32]) + (lanes[i + 16] + lanes[i + 48]));
+    let lanes: [f32; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+    let lanes: [f32; 4] = std::array::from_fn(|i| lanes[i] + lanes[i + 4]);
+    (lanes[0] + lanes[2]) + (lanes[1] + lanes[3])
 }
 
 /// Sum of `f(a[i], b[i])`.

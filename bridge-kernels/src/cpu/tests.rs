@@ -170,12 +170,14 @@ fn cross_entropy_and_embedding() {
     let problem = Problem {
         x: Matrix::new(&x, n, c),
         weight: Projection::Whole(Matrix::new(&w, v, c)),
+        bias: None,
         targets: &[4, 0, 2],
         mask: &[1.0, 0.0, 1.0],
         options: CrossEntropyOptions::default(),
         accuracy: Some(&accuracy),
     };
-    let solution = solve(problem, WantedGradients { x: true, weight: true });
+    let all = WantedGradients { x: true, weight: true, bias: true };
+    let solution = solve(problem, all);
     let loss =
         |logits: &[f32], target: usize| f64::from(logits.iter().map(|l| l.exp()).sum::<f32>().ln() - logits[target]);
     let logits = plain_linear(&x, &w, c);
@@ -189,14 +191,11 @@ fn cross_entropy_and_embedding() {
         let options = CrossEntropyOptions { softcap, ..CrossEntropyOptions::default() };
         let problem =
             Problem { targets: &targets, mask: &[1.0, 0.0, 0.0], options, accuracy: Some(&accuracy), ..problem };
-        solve(problem, WantedGradients { x: false, weight: false });
+        solve(problem, WantedGradients { x: false, weight: false, bias: false });
     }
     assert_eq!(accuracy.counts(), Some((2, 2)));
     assert_eq!(solution.x.unwrap()[c..2 * c], [0.0, 0.0], "a masked token has no gradient");
-    assert_eq!(
-        solve(Problem { x: Matrix::new(&[], 0, c), ..problem }, WantedGradients { x: true, weight: true }).loss,
-        0.0
-    );
+    assert_eq!(solve(Problem { x: Matrix::new(&[], 0, c), ..problem }, all).loss, 0.0);
 
     assert_eq!(embedding::forward(&w, c, &[3, 0, 3]), [&w[6..8], &w[..2], &w[6..8]].concat());
     let gradient = embedding::backward(&x, c, &[3, 0, 3], v);

@@ -62,6 +62,8 @@ pub struct Problem<'a> {
     pub x: Matrix<'a>,
     /// `[v, c]`.
     pub weight: Projection<'a>,
+    /// `[v]`, added to the logits.
+    pub bias: Option<&'a [f32]>,
     /// `[n]`, each below `v`.
     pub targets: &'a [usize],
     /// `[n]`.
@@ -79,6 +81,14 @@ pub struct WantedGradients {
     pub x: bool,
     /// Gradient of the projection.
     pub weight: bool,
+    /// Gradient of the bias.
+    pub bias: bool,
+}
+
+impl WantedGradients {
+    fn any(self) -> bool {
+        self.x || self.weight || self.bias
+    }
 }
 
 /// The loss, and its gradients for an upstream gradient of one.
@@ -89,6 +99,8 @@ pub struct LossAndGradients {
     pub x: Option<Vec<f32>>,
     /// `[v, c]`, if wanted.
     pub weight: Option<Vec<f32>>,
+    /// `[v]`, if wanted.
+    pub bias: Option<Vec<f32>>,
 }
 
 /// Sum over tokens of the masked loss, with gradients.
@@ -123,12 +135,19 @@ pub fn in_chunks(
         // The first chunk overwrites all of it.
         _ => filled(v * c, |_| {}),
     });
+    let mut grad_bias = wanted.bias.then(|| vec![0.0; v]);
     for start in (0..n).step_by(rows) {
         let count = rows.min(n - start);
         let logits = &mut logits[..count * v];
         let x = problem.x.row_range(start, count);
         problem.weight.logits(x, logits);
+        if let Some(bias) = problem.bias {
+            logits.par_chunks_mut(v.max(1)).for_each(|row| row.iter_mut().zip(bias).for_each(|(l, b)| *l += b));
+        }
         chunk(start..start + count, logits, &mut losses[start..start + count]);
+        if let Some(grad_bias) = &mut grad_bias {
+            add_column_sums(grad_bias, logits);
+        }
         let grad_logits = Matrix::new(logits, count, v);
         if let Some(grad_x) = &mut grad_x {
             problem.weight.grad_x(grad_logits, &mut grad_x[start * c..(start + count) * c]);
@@ -138,7 +157,20 @@ pub fn in_chunks(
             gemm(MatrixMut::new(grad_weight, v, c), output, 1.0, grad_logits.t(), x, Threads::All);
         }
     }
-    LossAndGradients { loss: losses.iter().sum(), x: grad_x, weight: grad_weight }
+    LossAndGradients { loss: losses.iter().sum(), x: grad_x, weight: grad_weight, bias: grad_bias }
+}
+
+/// Adds the sums of the columns of `values`, rows of which are as long as `sums`. Each sum has a
+/// fixed order, on any number of threads.
+fn add_column_sums(sums: &mut [f32], values: &[f32]) {
+    const COLUMNS: usize = 1 << 10;
+    let v = sums.len();
+    sums.par_chunks_mut(COLUMNS).enumerate().for_each(|(chunk, sums)| {
+        for row in values.chunks_exact(v) {
+            let part = &row[chunk * COLUMNS..][..sums.len()];
+            sums.iter_mut().zip(part).for_each(|(sum, value)| *sum += value);
+        }
+    });
 }
 
 /// Loss of one token, and if its label has the largest logit; its logits become their gradients if
@@ -151,7 +183,7 @@ fn row_loss(
     options: CrossEntropyOptions,
     wanted: WantedGradients,
 ) -> (f64, bool) {
-    let gradients = wanted.x || wanted.weight;
+    let gradients = wanted.any();
     if mask == 0.0 {
         // A token that does not count may hold anything, infinities included.
         if gradients {

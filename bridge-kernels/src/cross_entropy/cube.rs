@@ -278,6 +278,35 @@ pub fn linear_cross_entropy(
     }))
 }
 
+/// Columns that an output projection with a bias has more: its bias, and zeros that keep rows at
+/// multiples of 16 bytes.
+const BIAS_COLUMNS: usize = 8;
+
+/// [`linear_cross_entropy`] of a weight `[v, c]` and a bias `[v]`, which is one more column of the
+/// weight, for an element of the hidden states that is one.
+pub fn output_cross_entropy(
+    x_nc: &Tensor<2>,
+    (weight_vc, bias_v): (&Tensor<2>, Option<&Tensor<1>>),
+    targets_n: &Tensor<1, IntKind>,
+    mask_n: &Tensor<1>,
+    options: &CrossEntropyOptions,
+) -> Option<Tensor<1>> {
+    let Some(bias_v) = bias_v else {
+        return linear_cross_entropy(x_nc, weight_vc, targets_n, mask_n, options, None);
+    };
+    Buffer::from_tensor(x_nc)?;
+    let dtype = x_nc.dtype();
+    if weight_vc.dtype() != dtype || bias_v.dtype() != dtype {
+        return None;
+    }
+    let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
+    let place = (&x_nc.device(), dtype);
+    let behind = |rows| Tensor::<2>::zeros([rows, BIAS_COLUMNS - 1], place);
+    let x_nc = Tensor::cat(vec![x_nc.clone(), Tensor::ones([n, 1], place), behind(n)], 1);
+    let weight_vc = Tensor::cat(vec![weight_vc.clone(), bias_v.clone().reshape([v, 1]), behind(v)], 1);
+    linear_cross_entropy(&x_nc, &weight_vc, targets_n, mask_n, options, None)
+}
+
 /// Tokens of one chunk of `x_nc` on its device, for a vocabulary of `v`; `None` on other devices
 /// than CubeCL's.
 fn chunk_rows(x_nc: &Tensor<2>, v: usize) -> Option<usize> {

@@ -2,8 +2,9 @@
 
 use burn::tensor::{Int, Tensor};
 
+use super::OutputLayer;
 use super::accuracy::TokenAccuracy;
-use super::cpu::{LossAndGradients, Problem, WantedGradients, solve};
+use super::cpu::{LossAndGradients, Problem, solve};
 use super::options::CrossEntropyOptions;
 use crate::flex::{Values, gradient, integers, tensor};
 use crate::optim::cpu::scale;
@@ -14,7 +15,7 @@ use crate::vjp;
 /// See [`crate::linear_cross_entropy`].
 pub(crate) fn linear_cross_entropy(
     x_nc: &Tensor<2>,
-    weight_vc: &LinearWeight,
+    output: &OutputLayer,
     targets_n: &Tensor<1, Int>,
     mask_n: &Tensor<1>,
     options: &CrossEntropyOptions,
@@ -23,46 +24,53 @@ pub(crate) fn linear_cross_entropy(
     if mask_n.is_tracked() {
         return None;
     }
-    let v = weight_vc.dims()[0];
+    let v = output.weight_vc.dims()[0];
     let x = Values::from_tensor(x_nc)?.without_flips();
-    let weight = Held::new(weight_vc)?;
+    let weight = Held::new(&output.weight_vc)?;
+    let bias = Values::from_bias(output.bias_v.as_ref())?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
-    let wanted = WantedGradients { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
+    let wanted = output.wanted_gradients(x_nc);
     let problem = Problem {
         x: x.matrix(),
         weight: weight.projection(),
+        bias: bias.as_ref().map(Values::slice),
         targets: &targets,
         mask: mask.slice(),
         options: *options,
         accuracy,
     };
-    Some(attached(solve(problem, wanted), x_nc, weight_vc))
+    Some(attached(solve(problem, wanted), x_nc, output))
 }
 
 /// The loss as a tensor, with the gradients that were found beside it: backward only scales them.
-pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, weight_vc: &LinearWeight) -> Tensor<1> {
-    let ([n, c], [v, _]) = (x_nc.dims(), weight_vc.dims());
-    let LossAndGradients { loss, x: dx, weight: dw } = solution;
+pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, output: &OutputLayer) -> Tensor<1> {
+    let ([n, c], [v, _]) = (x_nc.dims(), output.weight_vc.dims());
+    let LossAndGradients { loss, x: dx, weight: dw, bias: db } = solution;
     let mut inputs = vec![x_nc.clone().into_dispatch()];
-    let is_whole = match weight_vc {
+    let is_whole = match &output.weight_vc {
         LinearWeight::Whole(weight_vc) => {
             inputs.push(weight_vc.clone().into_dispatch());
             true
         }
         LinearWeight::Quantized(_) => false,
     };
+    inputs.extend(output.bias_v.iter().map(|bias_v| bias_v.clone().into_dispatch()));
+    let has_bias = output.bias_v.is_some();
     vjp::attach_some(tensor(vec![loss as f32], [1]), inputs, move |dy: Tensor<1>| {
         let upstream = Values::from_gradient(dy).slice()[0];
-        let scaled = |mut values: Vec<f32>, shape| {
+        let scaled = |mut values: Vec<f32>| {
             if upstream != 1.0 {
                 scale(&mut values, upstream);
             }
-            gradient(values, shape)
+            values
         };
-        let mut gradients = vec![dx.and_then(|dx| scaled(dx, [n, c]))];
+        let mut gradients = vec![dx.and_then(|dx| gradient(scaled(dx), [n, c]))];
         if is_whole {
-            gradients.push(dw.and_then(|dw| scaled(dw, [v, c])));
+            gradients.push(dw.and_then(|dw| gradient(scaled(dw), [v, c])));
+        }
+        if has_bias {
+            gradients.push(db.and_then(|db| gradient(scaled(db), [v])));
         }
         gradients
     })

@@ -18,12 +18,52 @@ use crate::linear::linear;
 use crate::precision::widen;
 use crate::quantized::LinearWeight;
 
-/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, without a mean: the caller divides.
+/// Output projection: `x w^T + bias`.
+#[derive(Clone, Debug)]
+pub struct OutputLayer {
+    /// `[v, c]`.
+    pub weight_vc: LinearWeight,
+    /// `[v]`, in the weight's dtype.
+    pub bias_v: Option<Tensor<1>>,
+}
+
+impl From<LinearWeight> for OutputLayer {
+    fn from(weight_vc: LinearWeight) -> Self {
+        Self { weight_vc, bias_v: None }
+    }
+}
+
+impl From<Tensor<2>> for OutputLayer {
+    fn from(weight_vc: Tensor<2>) -> Self {
+        LinearWeight::from(weight_vc).into()
+    }
+}
+
+impl OutputLayer {
+    /// Fails early on a bias that does not fit the weight.
+    pub(crate) fn check(&self) {
+        if let Some(bias_v) = &self.bias_v {
+            let [v, _] = self.weight_vc.dims();
+            assert_eq!(bias_v.dims(), [v], "the bias of an output projection does not fit its {v} rows");
+        }
+    }
+
+    pub(crate) fn wanted_gradients(&self, x_nc: &Tensor<2>) -> cpu::WantedGradients {
+        cpu::WantedGradients {
+            x: x_nc.is_tracked(),
+            weight: self.weight_vc.is_tracked(),
+            bias: self.bias_v.as_ref().is_some_and(Tensor::is_tracked),
+        }
+    }
+}
+
+/// Sum over tokens of `mask * cross_entropy(x w^T + bias, target)`, without a mean: the caller
+/// divides.
 ///
 /// Log-probabilities are in float32 whatever the inputs' dtype.
 ///
 /// # Shapes
-/// `x_nc` `[n, c]`, `weight_vc` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]`
+/// `x_nc` `[n, c]`, `output` `[v, c]`, `targets_n` `[n]` with values in `0..v`, `mask_n` `[n]`
 /// float32 -> `[1]` float32.
 ///
 /// # Panics
@@ -31,27 +71,28 @@ use crate::quantized::LinearWeight;
 /// target makes the loss infinite instead.
 pub fn linear_cross_entropy(
     x_nc: Tensor<2>,
-    weight_vc: impl Into<LinearWeight>,
+    output: impl Into<OutputLayer>,
     targets_n: Tensor<1, Int>,
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
-    linear_cross_entropy_counting(x_nc, weight_vc, targets_n, mask_n, options, None)
+    linear_cross_entropy_counting(x_nc, output, targets_n, mask_n, options, None)
 }
 
 /// [`linear_cross_entropy`], which counts the tokens that the model gets right where its kernel
 /// can.
 pub fn linear_cross_entropy_counting(
     x_nc: Tensor<2>,
-    weight_vc: impl Into<LinearWeight>,
+    output: impl Into<OutputLayer>,
     targets_n: Tensor<1, Int>,
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
     accuracy: Option<&TokenAccuracy>,
 ) -> Tensor<1> {
-    let weight_vc = weight_vc.into();
-    let ([n, c], [_, wc]) = (x_nc.dims(), weight_vc.dims());
-    assert_eq!(c, wc, "linear_cross_entropy: hidden states of size {c} do not match the weight {:?}", weight_vc.dims());
+    let output = output.into();
+    output.check();
+    let ([n, c], shape) = (x_nc.dims(), output.weight_vc.dims());
+    assert_eq!(c, shape[1], "linear_cross_entropy: hidden states of size {c} do not match the weight {shape:?}");
     assert!(
         targets_n.dims() == [n] && mask_n.dims() == [n],
         "linear_cross_entropy: {n} tokens need as many targets and mask values, got {:?} and {:?}",
@@ -59,27 +100,27 @@ pub fn linear_cross_entropy_counting(
         mask_n.dims()
     );
     #[cfg(feature = "cube")]
-    if let LinearWeight::Whole(weight_vc) = &weight_vc
-        && let Some(loss) = cube::linear_cross_entropy(&x_nc, weight_vc, &targets_n, &mask_n, options, None)
+    if let LinearWeight::Whole(weight_vc) = &output.weight_vc
+        && let Some(loss) =
+            cube::output_cross_entropy(&x_nc, (weight_vc, output.bias_v.as_ref()), &targets_n, &mask_n, options)
     {
         return loss;
     }
-    flex::linear_cross_entropy(&x_nc, &weight_vc, &targets_n, &mask_n, options, accuracy).unwrap_or_else(|| {
-        let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
-        reference(x_nc, weight_vc, targets_n, mask_n, options)
-    })
+    flex::linear_cross_entropy(&x_nc, &output, &targets_n, &mask_n, options, accuracy)
+        .unwrap_or_else(|| reference(x_nc, output, targets_n, mask_n, options))
 }
 
 /// [`linear_cross_entropy`] in plain Burn operations; the logits are materialised.
 pub fn reference(
     x_nc: Tensor<2>,
-    weight_vc: Tensor<2>,
+    output: impl Into<OutputLayer>,
     targets_n: Tensor<1, Int>,
     mask_n: Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
-    let [n, _] = x_nc.dims();
-    let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
+    let ([n, _], OutputLayer { weight_vc, bias_v }) = (x_nc.dims(), output.into());
+    let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
+    let logits_nv = cap(widen(linear(x_nc, weight_vc, bias_v)), options.softcap);
     let log_p_nv = log_softmax(logits_nv.clone(), 1);
     // A token that does not count may have any target, and any loss.
     let ignored_n = mask_n.clone().equal_elem(0.0);

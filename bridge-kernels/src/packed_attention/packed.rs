@@ -32,4 +32,23 @@ impl PackedHeads {
         [(0, r), (r, 1), (r + 1, 1)]
             .map(|(start, heads)| qkv_btgrd.clone().narrow(3, start, heads).reshape([b, t, g * heads, d]))
     }
+
+    /// Elements of a token of a projection in which each group also has a gate a query head.
+    pub fn width_with_gates(self) -> usize {
+        self.width() + self.groups * self.queries_per_group * self.head_size
+    }
+
+    /// Queries and gates `[b, t, h, d]`, keys and values `[b, t, g, d]` of a projection in which
+    /// the gates of a group are between its queries and its key (as in Megatron-LM).
+    ///
+    /// # Panics
+    /// If the projection is not as wide as [`Self::width_with_gates`].
+    pub fn unpack_with_gates(self, qkv_btf: Tensor<3>) -> [Tensor<4>; 4] {
+        let [b, t, f] = qkv_btf.dims();
+        let Self { groups: g, queries_per_group: r, head_size: d } = self;
+        assert_eq!(f, self.width_with_gates(), "packed heads: the projection with gates is not as wide as {self:?}");
+        let qkv_btgrd: Tensor<5> = qkv_btf.reshape([b, t, g, 2 * r + 2, d]);
+        [(0, r), (r, r), (2 * r, 1), (2 * r + 1, 1)]
+            .map(|(start, heads)| qkv_btgrd.clone().narrow(3, start, heads).reshape([b, t, g * heads, d]))
+    }
 }

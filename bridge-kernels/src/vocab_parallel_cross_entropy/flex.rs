@@ -4,17 +4,16 @@ use burn::tensor::Tensor;
 
 use super::cpu::solve;
 use super::shard::{Targets, VocabularyShard};
-use crate::cross_entropy::CrossEntropyOptions;
-use crate::cross_entropy::cpu::{Problem, WantedGradients};
+use crate::cross_entropy::cpu::Problem;
 use crate::cross_entropy::flex::{attached, checked_targets};
+use crate::cross_entropy::{CrossEntropyOptions, OutputLayer};
 use crate::flex::{Values, integers};
-use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held;
 
 /// See [`crate::vocab_parallel_cross_entropy()`].
 pub(crate) fn vocab_parallel_cross_entropy(
     x_nc: &Tensor<2>,
-    weight_vc: &LinearWeight,
+    output: &OutputLayer,
     targets: &Targets,
     shard: &VocabularyShard<'_>,
     options: &CrossEntropyOptions,
@@ -23,17 +22,19 @@ pub(crate) fn vocab_parallel_cross_entropy(
         return None;
     }
     let x = Values::from_tensor(x_nc)?.without_flips();
-    let weight = Held::new(weight_vc)?;
+    let weight = Held::new(&output.weight_vc)?;
+    let bias = Values::from_bias(output.bias_v.as_ref())?;
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);
-    let wanted = WantedGradients { x: x_nc.is_tracked(), weight: weight_vc.is_tracked() };
+    let wanted = output.wanted_gradients(x_nc);
     let problem = Problem {
         x: x.matrix(),
         weight: weight.projection(),
+        bias: bias.as_ref().map(Values::slice),
         targets: &ids,
         mask: mask.slice(),
         options: *options,
         accuracy: None,
     };
-    Some(attached(solve(problem, wanted, shard), x_nc, weight_vc))
+    Some(attached(solve(problem, wanted, shard), x_nc, output))
 }

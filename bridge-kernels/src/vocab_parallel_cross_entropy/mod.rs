@@ -14,34 +14,34 @@ use burn::tensor::{Int, Tensor, TensorData};
 
 pub use shard::{Targets, VocabularyExchange, VocabularyShard};
 
-use crate::cross_entropy::{CrossEntropyOptions, cap};
+use crate::cross_entropy::{CrossEntropyOptions, OutputLayer, cap};
 use crate::linear::linear;
 use crate::precision::widen;
-use crate::quantized::LinearWeight;
 
-/// Sum over tokens of `mask * cross_entropy(x w^T, target)`, where `w` is the concatenation of all
-/// ranks' weights.
+/// Sum over tokens of `mask * cross_entropy(x w^T + bias, target)`, where `w` is the concatenation
+/// of all ranks' weights, and `bias` that of their biases.
 ///
-/// Every rank gets the same value. Backward gives each rank the gradient of its own weight, and its
-/// own term of the gradient of `x`: the caller sums those over the ranks. Logits of a chunk of
-/// tokens are all that exists at a time, on this rank's rows.
+/// Every rank gets the same value. Backward gives each rank the gradients of its own weight and
+/// bias, and its own term of the gradient of `x`: the caller sums those over the ranks. Logits of a
+/// chunk of tokens are all that exists at a time, on this rank's rows.
 ///
 /// # Shapes
-/// `x_nc` `[n, c]`, `weight_vc` `[v, c]` (this rank's rows) -> `[1]` float32.
+/// `x_nc` `[n, c]`, `output` `[v, c]` (this rank's rows) -> `[1]` float32.
 ///
 /// # Panics
 /// If the shapes do not fit, a token that counts has a target outside the vocabulary, or the
 /// exchange panics.
 pub fn vocab_parallel_cross_entropy(
     x_nc: Tensor<2>,
-    weight_vc: impl Into<LinearWeight>,
+    output: impl Into<OutputLayer>,
     targets: Targets,
     shard: &VocabularyShard<'_>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
-    let weight_vc = weight_vc.into();
-    let ([n, c], [v, wc]) = (x_nc.dims(), weight_vc.dims());
-    assert_eq!(c, wc, "vocab_parallel_cross_entropy: hidden states of size {c} and a weight of {:?}", weight_vc.dims());
+    let output = output.into();
+    output.check();
+    let ([n, c], [v, wc]) = (x_nc.dims(), output.weight_vc.dims());
+    assert_eq!(c, wc, "vocab_parallel_cross_entropy: hidden states of size {c} and a weight of {:?}", [v, wc]);
     assert!(
         shard.start + v <= shard.size,
         "vocab_parallel_cross_entropy: rows {}..{} of a vocabulary of {}",
@@ -55,22 +55,22 @@ pub fn vocab_parallel_cross_entropy(
         targets.ids_n.dims(),
         targets.mask_n.dims()
     );
-    flex::vocab_parallel_cross_entropy(&x_nc, &weight_vc, &targets, shard, options).unwrap_or_else(|| {
-        let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
-        reference(x_nc, weight_vc, targets, shard, options)
-    })
+    flex::vocab_parallel_cross_entropy(&x_nc, &output, &targets, shard, options)
+        .unwrap_or_else(|| reference(x_nc, output, targets, shard, options))
 }
 
 /// [`vocab_parallel_cross_entropy`] in plain Burn operations; this rank's logits are materialised.
 pub fn reference(
     x_nc: Tensor<2>,
-    weight_vc: Tensor<2>,
+    output: impl Into<OutputLayer>,
     targets: Targets,
     shard: &VocabularyShard<'_>,
     options: &CrossEntropyOptions,
 ) -> Tensor<1> {
+    let OutputLayer { weight_vc, bias_v } = output.into();
     let ([n, _], [v, _]) = (x_nc.dims(), weight_vc.dims());
-    let logits_nv = cap(widen(linear(x_nc, weight_vc, None)), options.softcap);
+    let weight_vc = weight_vc.whole(&x_nc.device(), x_nc.dtype().into());
+    let logits_nv = cap(widen(linear(x_nc, weight_vc, bias_v)), options.softcap);
     let values_nv = logits_nv.clone().detach().without_autodiff();
     let device = values_nv.device();
     let combined = |columns: Tensor<2>, combine: &dyn Fn(&mut [f32])| -> Tensor<2> {

@@ -1,6 +1,8 @@
 //! Activations, plain and gated.
 
-use bridge_kernels::activation::{Activation, GatedUnit, activation, cube, glu, glu_reference, reference};
+use bridge_kernels::activation::{
+    Activation, GatedUnit, XieluParameters, activation, cube, glu, glu_reference, reference, xielu,
+};
 use burn::tensor::Tensor;
 
 use crate::common::{Case, device, read, tensor, values};
@@ -37,6 +39,21 @@ fn outputs_and_gradients() {
             .check();
         }
     }
+}
+
+#[test]
+fn xielu_has_gradients_of_its_slopes() {
+    let parameters = |x: &[Tensor<1>]| {
+        let fixed = |value: f32| tensor(&[value], [1], &x[0].device());
+        XieluParameters { alpha_p: x[1].clone(), alpha_n: x[2].clone(), beta: fixed(0.5), eps: fixed(-0.3) }
+    };
+    Case {
+        name: "xIELU",
+        inputs: vec![values(1, 601), vec![0.2], vec![-1.1]],
+        fused: &|x, _| xielu(x[0].clone(), &parameters(x)).tensor,
+        reference: &|x, _| xielu::reference(x[0].clone(), &parameters(x)),
+    }
+    .check();
 }
 
 #[test]

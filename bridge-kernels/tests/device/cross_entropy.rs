@@ -1,6 +1,6 @@
 //! Output projection with cross-entropy.
 
-use bridge_kernels::cross_entropy::{CrossEntropyOptions, cube, linear_cross_entropy, reference};
+use bridge_kernels::cross_entropy::{CrossEntropyOptions, OutputLayer, cube, linear_cross_entropy, reference};
 use burn::tensor::{Device, Int, Tensor};
 
 use crate::common::{Case, device, ints, read, tensor, values};
@@ -50,6 +50,35 @@ fn loss_and_gradients() {
     check(1, 2, 3, CrossEntropyOptions::default(), None);
     // As many columns as there are in memory.
     check(9, 6, 264, CrossEntropyOptions::default(), None);
+}
+
+#[test]
+fn a_bias_is_a_column_of_the_weight() {
+    let (n, c, v) = (7, 5, 11);
+    for softcap in [None, Some(2.5)] {
+        let options = CrossEntropyOptions { softcap, z_loss: None };
+        let of = |device: &Device| {
+            let mask = tensor(&masks(n), [n], device).without_autodiff();
+            (ints(&targets(n, v), [n], device), mask)
+        };
+        Case {
+            name: &format!("loss with a bias, {options:?}"),
+            inputs: vec![values(1, n * c), values(2, v * c), values(3, v)],
+            fused: &|t, device| {
+                let ((targets, mask), weight_vc) = (of(device), t[1].clone().reshape([v, c]));
+                let x_nc = t[0].clone().reshape([n, c]);
+                let output = (&weight_vc, Some(&t[2]));
+                cube::output_cross_entropy(&x_nc, output, &targets, &mask, &options).expect("it applies")
+            },
+            reference: &|t, device| {
+                let (targets, mask) = of(device);
+                let weight_vc = t[1].clone().reshape([v, c]).into();
+                let output = OutputLayer { weight_vc, bias_v: Some(t[2].clone()) };
+                reference(t[0].clone().reshape([n, c]), output, targets, mask, &options)
+            },
+        }
+        .check();
+    }
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Activations, plain and gated.
 
-use bridge_kernels::activation::{Activation, GatedUnit, activation, glu, glu_reference, reference};
-use burn::tensor::Device;
+use bridge_kernels::activation::{
+    Activation, GatedUnit, XieluParameters, activation, glu, glu_reference, reference, xielu,
+};
+use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, read, run_all, tensor, values, wide};
 use crate::plain;
@@ -39,6 +41,36 @@ fn outputs_and_gradients() {
             }
             .check();
         }
+    }
+}
+
+#[test]
+fn xielu_has_gradients_of_its_slopes() {
+    const BETA: f32 = 0.5;
+    for (n, eps) in [(1, -1e-6_f32), (131, -1e-6), (67, -0.3)] {
+        let parameters = |t: &[Tensor<1>]| {
+            let fixed = |value: f32| tensor(&[value], [1], &Device::flex());
+            let device = t[0].device();
+            let fixed = |value| Tensor::from_data(fixed(value).into_data(), &device);
+            XieluParameters { alpha_p: t[1].clone(), alpha_n: t[2].clone(), beta: fixed(BETA), eps: fixed(eps) }
+        };
+        Case {
+            name: &format!("xIELU of {n}, eps {eps}"),
+            inputs: vec![values(1, n).iter().map(|x| 3.0 * x).collect(), vec![0.2], vec![-1.1]],
+            fast: &|t| xielu(t[0].clone(), &parameters(t)).tensor,
+            reference: &|t| xielu::reference(t[0].clone(), &parameters(t)),
+            plain: &|v| {
+                let softplus = |x: f64| x.exp().ln_1p();
+                let (beta, eps) = (f64::from(BETA), f64::from(eps));
+                let (rise, fall) = (softplus(v[1][0]), beta + softplus(v[2][0]));
+                let value = |x: &f64| match *x > 0.0 {
+                    true => rise * x * x + beta * x,
+                    false => fall * (x.min(eps).exp_m1() - x) + beta * x,
+                };
+                v[0].iter().map(value).collect()
+            },
+        }
+        .check();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Output projection with cross-entropy.
 
-use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy, reference};
+use bridge_kernels::cross_entropy::{CrossEntropyOptions, OutputLayer, linear_cross_entropy, reference};
 use burn::tensor::{Device, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, run_all, tensor, values, wide};
@@ -34,6 +34,45 @@ fn check(n: usize, c: usize, v: usize, options: CrossEntropyOptions) {
         plain: &|x| vec![plain::cross_entropy(&x[0], &x[1], &target, &wide(&mask), c, options.softcap, options.z_loss)],
     }
     .check();
+}
+
+/// The loss with a bias: the plain form has it as one more column of the weight.
+fn check_with_bias(n: usize, c: usize, v: usize, options: CrossEntropyOptions) {
+    let (target, mask) = (targets(n, v), masks(n));
+    let arguments = |t: &[Tensor<1>]| {
+        let weight_vc = t[1].clone().reshape([v, c]);
+        let output = OutputLayer { weight_vc: weight_vc.into(), bias_v: Some(t[2].clone()) };
+        (t[0].clone().reshape([n, c]), output, ints(&target, [n]), tensor(&mask, [n], &Device::flex()))
+    };
+    let with_column = |rows: &[f64], column: &[f64]| -> Vec<f64> {
+        rows.chunks(c).zip(column).flat_map(|(row, last)| row.iter().chain([last]).copied()).collect()
+    };
+    Case {
+        name: &format!("loss of {n} x {c} x {v} with a bias, {options:?}"),
+        inputs: vec![values(1, n * c), values(2, v * c), values(3, v)],
+        fast: &|t| {
+            let (x, output, targets, mask) = arguments(t);
+            linear_cross_entropy(x, output, targets, mask, &options)
+        },
+        reference: &|t| {
+            let (x, output, targets, mask) = arguments(t);
+            reference(x, output, targets, mask, &options)
+        },
+        plain: &|x| {
+            let (hidden, weight) = (with_column(&x[0], &vec![1.0; n]), with_column(&x[1], &x[2]));
+            let CrossEntropyOptions { softcap, z_loss } = options;
+            vec![plain::cross_entropy(&hidden, &weight, &target, &wide(&mask), c + 1, softcap, z_loss)]
+        },
+    }
+    .check();
+}
+
+#[test]
+fn a_bias_has_the_loss_and_gradients_of_a_column() {
+    for softcap in [None, Some(2.5)] {
+        check_with_bias(7, 5, 13, CrossEntropyOptions { softcap, z_loss: None });
+    }
+    check_with_bias(5, 3, 1_031, CrossEntropyOptions { softcap: None, z_loss: Some(0.03) });
 }
 
 #[test]

@@ -5,6 +5,7 @@ mod activation;
 mod attention;
 mod common;
 mod cross_entropy;
+mod delta_rule;
 mod dropout;
 mod embedding;
 mod grouped;

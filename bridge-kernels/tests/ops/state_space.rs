@@ -1,15 +1,20 @@
 //! The operations of Mamba-2: the convolution, the scan, the gated norm, and the cut of the
-//! projection before them.
+//! projection before them; the scan of the first Mamba.
 
-use bridge_kernels::causal_conv::{causal_conv, causal_conv_reference};
+use bridge_kernels::causal_conv::{
+    causal_conv, causal_conv_reference, linear_causal_conv, linear_causal_conv_reference,
+};
 use bridge_kernels::gated_norm::{gated_rms_norm, gated_rms_norm_reference};
+use bridge_kernels::selective_scan::{SelectiveInputs, selective_scan, selective_scan_from, selective_scan_reference};
 use bridge_kernels::split::{split, split_reference};
 use bridge_kernels::ssd_scan::{ScanInputs, ssd_scan, ssd_scan_from, ssd_scan_reference};
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::common::{Case, assert_close, assert_same_on_any_threads, ints, read, run_all, tensor, values, wide};
 use crate::operands::scan::{Sizes, scan_inputs, scan_options, scan_values};
 use crate::plain;
+
+type Convolution = fn(Tensor<3>, Tensor<2>, Option<Tensor<1>>, Option<Tensor<2, Int>>) -> Tensor<3>;
 
 fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
@@ -26,7 +31,7 @@ fn is_one_document(ids: Option<&[i64]>, row: usize, lag: usize) -> bool {
     ids.is_none_or(|ids| ids[row - lag..=row].iter().all(|id| *id == ids[row]))
 }
 
-fn plain_conv(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, c, k]: [usize; 4]) -> Vec<f64> {
+fn plain_conv(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, c, k]: [usize; 4], unit: fn(f64) -> f64) -> Vec<f64> {
     let (x, weight, bias) = (&v[0], &v[1], v.get(2));
     let mut y = vec![0.0; b * t * c];
     for (index, y) in y.iter_mut().enumerate() {
@@ -35,7 +40,7 @@ fn plain_conv(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, c, k]: [usize; 4]) -> 
         for lag in (0..k.min(row % t + 1)).take_while(|lag| is_one_document(ids, row, *lag)) {
             sum += weight[channel * k + k - 1 - lag] * x[(row - lag) * c + channel];
         }
-        *y = silu(sum);
+        *y = unit(sum);
     }
     y
 }
@@ -45,21 +50,34 @@ fn convolution() {
     for [b, t, c, k] in [[1, 1, 5, 4], [2, 3, 7, 4], [1, 67, 3, 2], [3, 41, 5, 3], [2, 5, 3, 1]] {
         let inputs = [values(1, b * t * c), values(2, c * k), values(3, c)];
         let ids = documents(b, t);
-        for (arity, ids) in [(2, None), (3, None), (3, Some(ids.as_slice()))] {
+        for (arity, ids, has_silu) in [
+            (2, None, true),
+            (3, None, true),
+            (3, Some(ids.as_slice()), true),
+            (2, None, false),
+            (3, Some(ids.as_slice()), false),
+        ] {
+            let (fast, reference, unit): (Convolution, Convolution, fn(f64) -> f64) = match has_silu {
+                true => (causal_conv, causal_conv_reference, silu),
+                false => (linear_causal_conv, linear_causal_conv_reference, |x| x),
+            };
             let taken = |v: &[Tensor<1>]| (v[0].clone().reshape([b, t, c]), v[1].clone().reshape([c, k]));
             let ids_bt = || ids.map(|ids| ints(ids, [b, t]));
             Case {
-                name: &format!("causal_conv {b} x {t} x {c}, {k} taps, {arity} inputs, documents {}", ids.is_some()),
+                name: &format!(
+                    "causal_conv {b} x {t} x {c}, {k} taps, {arity} inputs, documents {}, SiLU {has_silu}",
+                    ids.is_some()
+                ),
                 inputs: inputs[..arity].to_vec(),
                 fast: &|v| {
                     let (x, w) = taken(v);
-                    causal_conv(x, w, v.get(2).cloned(), ids_bt()).reshape([b * t * c])
+                    fast(x, w, v.get(2).cloned(), ids_bt()).reshape([b * t * c])
                 },
                 reference: &|v| {
                     let (x, w) = taken(v);
-                    causal_conv_reference(x, w, v.get(2).cloned(), ids_bt()).reshape([b * t * c])
+                    reference(x, w, v.get(2).cloned(), ids_bt()).reshape([b * t * c])
                 },
-                plain: &|v| plain_conv(v, ids, [b, t, c, k]),
+                plain: &|v| plain_conv(v, ids, [b, t, c, k], unit),
             }
             .check();
         }
@@ -254,4 +272,104 @@ fn numbers_are_compared_with_plain_ones() {
     let v = vec![vec![1.0, 1.0, 1.0, 2.0, 1.0, 1.0, 3.0, 1.0, 1.0], vec![0.0; 3], vec![-40.0], vec![0.0], vec![0.0]];
     let y = plain_scan(&v, None, sizes, [1.0, 1.0]);
     assert!((plain::dot(&y, &[1.0, 1.0, 1.0]) - 10.0).abs() < 1e-9, "{y:?}");
+}
+
+/// Sequences, tokens, channels, and numbers of a channel's state.
+type SelectiveSizes = [usize; 4];
+
+fn selective_values([b, t, i, n]: SelectiveSizes) -> Vec<Vec<f32>> {
+    let counts = [b * t * i, b * t * i, i * n, b * t * n, b * t * n, i, i];
+    counts.into_iter().zip(1..).map(|(count, seed)| values(seed, count)).collect()
+}
+
+fn selective_inputs(v: &[Tensor<1>], ids: Option<&[i64]>, [b, t, i, n]: SelectiveSizes) -> SelectiveInputs {
+    SelectiveInputs {
+        x_bti: v[0].clone().reshape([b, t, i]),
+        dt_bti: v[1].clone().reshape([b, t, i]),
+        a_log_in: v[2].clone().reshape([i, n]),
+        b_btn: v[3].clone().reshape([b, t, n]),
+        c_btn: v[4].clone().reshape([b, t, n]),
+        dt_bias_i: v[5].clone(),
+        d_i: v[6].clone(),
+        document_ids: ids.map(|ids| ints(ids, [b, t])),
+    }
+}
+
+fn plain_selective_scan(v: &[Vec<f64>], ids: Option<&[i64]>, [b, t, i, n]: SelectiveSizes) -> Vec<f64> {
+    let mut y = vec![0.0; b * t * i];
+    for (batch, channel) in (0..b * i).map(|index| (index / i, index % i)) {
+        let mut state = vec![0.0; n];
+        for row in (0..t).map(|token| batch * t + token) {
+            if row % t > 0 && !is_one_document(ids, row, 1) {
+                state.fill(0.0);
+            }
+            let (place, numbers) = (row * i + channel, row * n..(row + 1) * n);
+            let (x, dt) = (v[0][place], (v[1][place] + v[5][channel]).exp().ln_1p());
+            let sides = v[3][numbers.clone()].iter().zip(&v[4][numbers]);
+            y[place] = v[6][channel] * x;
+            for ((s, a_log), (input, output)) in state.iter_mut().zip(&v[2][channel * n..]).zip(sides) {
+                *s = (-a_log.exp() * dt).exp() * *s + dt * x * input;
+                y[place] += output * *s;
+            }
+        }
+    }
+    y
+}
+
+#[test]
+fn selective_scans() {
+    for sizes in [[1, 1, 1, 1], [2, 7, 3, 5], [1, 70, 19, 2], [2, 33, 16, 4]] {
+        let [b, t, i, _] = sizes;
+        let ids = documents(b, t);
+        for ids in [None, Some(ids.as_slice())] {
+            Case {
+                name: &format!("selective_scan {sizes:?}, documents {}", ids.is_some()),
+                inputs: selective_values(sizes),
+                fast: &|v| selective_scan(selective_inputs(v, ids, sizes)).reshape([b * t * i]),
+                reference: &|v| selective_scan_reference(selective_inputs(v, ids, sizes), None).0.reshape([b * t * i]),
+                plain: &|v| plain_selective_scan(v, ids, sizes),
+            }
+            .check();
+        }
+    }
+}
+
+#[test]
+fn a_selective_scan_goes_on_from_its_state() {
+    let sizes = [2, 37, 19, 3];
+    let [_, _, i, n] = sizes;
+    let tensors: Vec<Tensor<1>> =
+        selective_values(sizes).iter().map(|v| tensor(v, [v.len()], &Device::flex())).collect();
+    let whole = selective_inputs(&tensors, None, sizes);
+    let expected = wide(&read(selective_scan(whole.clone())));
+    for lengths in [vec![37], vec![1; 37], vec![4, 3, 1, 29]] {
+        for scan in [selective_scan_from, selective_scan_reference] {
+            let (mut state, mut outputs, mut start) = (None, Vec::new(), 0);
+            for length in &lengths {
+                let cut = |x: &Tensor<3>| x.clone().narrow(1, start, *length);
+                let part = SelectiveInputs {
+                    x_bti: cut(&whole.x_bti),
+                    dt_bti: cut(&whole.dt_bti),
+                    b_btn: cut(&whole.b_btn),
+                    c_btn: cut(&whole.c_btn),
+                    ..whole.clone()
+                };
+                let (y, after) = scan(part, state.take());
+                assert_eq!(after.dims(), [2, i, n]);
+                (state, start) = (Some(after), start + length);
+                outputs.push(y);
+            }
+            assert_close(&format!("{lengths:?}"), &read(Tensor::cat(outputs, 1)), &expected, 2e-6);
+        }
+    }
+}
+
+#[test]
+fn threads_change_no_bit_of_a_selective_scan() {
+    let sizes = [2, 150, 40, 8];
+    let [b, t, i, _] = sizes;
+    let inputs = selective_values(sizes);
+    assert_same_on_any_threads("selective_scan", || {
+        run_all(&inputs, |v| selective_scan(selective_inputs(v, None, sizes)).reshape([b * t * i]))
+    });
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Barrier, Mutex};
 
-use bridge_kernels::cross_entropy::{CrossEntropyOptions, linear_cross_entropy};
+use bridge_kernels::cross_entropy::{CrossEntropyOptions, OutputLayer, linear_cross_entropy};
 use bridge_kernels::vocab_parallel_cross_entropy::{
     Targets, VocabularyExchange, VocabularyShard, reference, vocab_parallel_cross_entropy,
 };
@@ -49,7 +49,7 @@ impl VocabularyExchange for Rank<'_> {
     }
 }
 
-type Operation = fn(Tensor<2>, Tensor<2>, Targets, &VocabularyShard<'_>, &CrossEntropyOptions) -> Tensor<1>;
+type Operation = fn(Tensor<2>, OutputLayer, Targets, &VocabularyShard<'_>, &CrossEntropyOptions) -> Tensor<1>;
 
 /// Sizes of one case: tokens, hidden size, ranks, rows of each rank.
 #[derive(Clone, Copy, Debug)]
@@ -72,44 +72,52 @@ fn targets(n: usize, v: usize) -> (Vec<i64>, Vec<f32>) {
 
 fn check(operation: Operation, sizes: Sizes, options: CrossEntropyOptions) {
     let Sizes { n, c, ranks, v } = sizes;
-    let (x, w) = (values(1, n * c), values(2, ranks * v * c));
+    let (x, w, b) = (values(1, n * c), values(2, ranks * v * c), values(3, ranks * v));
     let (ids, mask) = targets(n, ranks * v);
     let device = Device::flex().autodiff();
     let leaf = |values: &[f32], rows: usize| tensor(values, [rows, c], &device).require_grad();
     let factor = 1.5;
 
-    let (whole_x, whole_w) = (leaf(&x, n), leaf(&w, ranks * v));
+    let bias_leaf = |values: &[f32]| tensor(values, [values.len()], &device).require_grad();
+    let layer = |w: &Tensor<2>, b: &Tensor<1>| OutputLayer { weight_vc: w.clone().into(), bias_v: Some(b.clone()) };
+
+    let (whole_x, whole_w, whole_b) = (leaf(&x, n), leaf(&w, ranks * v), bias_leaf(&b));
     let mask_n = || tensor(&mask, [n], &Device::flex());
-    let loss = linear_cross_entropy(whole_x.clone(), whole_w.clone(), ints(&ids, [n]), mask_n(), &options) * factor;
+    let loss =
+        linear_cross_entropy(whole_x.clone(), layer(&whole_w, &whole_b), ints(&ids, [n]), mask_n(), &options) * factor;
     let expected_loss = wide(&read(loss.clone()));
     let gradients = loss.backward();
     let expected_x = wide(&read(whole_x.grad(&gradients).unwrap()));
     let expected_w = wide(&read(whole_w.grad(&gradients).unwrap()));
+    let expected_b = wide(&read(whole_b.grad(&gradients).unwrap()));
 
     let meeting = Meeting::new(ranks);
     let run = |rank: usize| {
         let exchange = Rank { rank, meeting: &meeting };
         let shard = VocabularyShard { start: rank * v, size: ranks * v, exchange: &exchange };
         let (x, w) = (leaf(&x, n), leaf(&w[rank * v * c..(rank + 1) * v * c], v));
+        let b = bias_leaf(&b[rank * v..(rank + 1) * v]);
         let targets = Targets { ids_n: ints(&ids, [n]), mask_n: mask_n() };
-        let loss = operation(x.clone(), w.clone(), targets, &shard, &options) * factor;
+        let loss = operation(x.clone(), layer(&w, &b), targets, &shard, &options) * factor;
         let value = read(loss.clone());
         let gradients = loss.backward();
-        [value, read(x.grad(&gradients).unwrap()), read(w.grad(&gradients).unwrap())]
+        [value, read(x.grad(&gradients).unwrap()), read(w.grad(&gradients).unwrap()), read(b.grad(&gradients).unwrap())]
     };
     let run = &run;
-    let results: Vec<[Vec<f32>; 3]> = std::thread::scope(|scope| {
+    let results: Vec<[Vec<f32>; 4]> = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run(rank))).collect();
         handles.into_iter().map(|handle| handle.join().unwrap()).collect()
     });
     let name = format!("{sizes:?}, {options:?}");
     let mut sum_x = vec![0.0_f32; n * c];
-    for [loss, dx, _] in &results {
+    for [loss, dx, ..] in &results {
         assert_eq!(loss, &results[0][0], "{name}: all ranks have the same loss");
         assert_close(&format!("{name}: loss"), loss, &expected_loss, 2e-6);
         sum_x.iter_mut().zip(dx).for_each(|(sum, dx)| *sum += dx);
     }
-    let all_w: Vec<f32> = results.iter().flat_map(|[_, _, dw]| dw.clone()).collect();
+    let all_w: Vec<f32> = results.iter().flat_map(|[_, _, dw, _]| dw.clone()).collect();
+    let all_b: Vec<f32> = results.iter().flat_map(|[.., db]| db.clone()).collect();
+    assert_close(&format!("{name}: gradient of the bias"), &all_b, &expected_b, 1e-5);
     assert_close(&format!("{name}: gradient of the hidden states"), &sum_x, &expected_x, 1e-5);
     assert_close(&format!("{name}: gradient of the weight"), &all_w, &expected_w, 1e-5);
 }
