@@ -103,7 +103,7 @@ pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};
 pub use sharded::ShardedWriter;
 pub use slices::{Run, TensorSlice};
-pub use snapshot::{Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
+pub use snapshot::{CARRIED_GROUP, Content, RunFiles, ShardTensor, Snapshot, TensorGroup, TensorStream};
 pub use store::{CheckpointStore, CheckpointSummary, Pointers, named};
 pub use tensor::{DType, Element, HostTensor};
 pub use together::{Verifier, verify_with_all_ranks};

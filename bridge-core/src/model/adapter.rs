@@ -123,6 +123,7 @@ impl LinearLayer {
             | TensorPartition::Blocks(_)
             | TensorPartition::Sections(_)
             | TensorPartition::KeyValueGroups { .. }
+            | TensorPartition::GatedQueries { .. }
             | TensorPartition::KeyHeads { .. }
             | TensorPartition::VocabularyRows => TensorPartition::Replicated(GradientScope::OwnPart),
         }
@@ -138,6 +139,7 @@ impl LinearLayer {
             | TensorPartition::Blocks(_)
             | TensorPartition::Sections(_)
             | TensorPartition::KeyValueGroups { .. }
+            | TensorPartition::GatedQueries { .. }
             | TensorPartition::KeyHeads { .. }
             | TensorPartition::VocabularyRows => self.cut,
         }

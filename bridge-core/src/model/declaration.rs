@@ -114,7 +114,7 @@ pub enum TensorPartition {
     Blocks(usize),
     /// Equal runs of the rows of each of these blocks, with their numbers of rows: outputs of one
     /// matrix for several uses. Empty sections are skipped.
-    Sections([usize; 5]),
+    Sections([usize; 6]),
     /// Rows of this number of key/value groups, each with its query heads, a key and a value head
     /// of `head_size` rows. With more ranks than groups several ranks hold the same key and value
     /// heads ([`SharedRows`]).
@@ -123,6 +123,13 @@ pub enum TensorPartition {
         groups: usize,
         /// Rows of a head.
         head_size: usize,
+        /// True if each group also has a gate a query head, after the query heads.
+        gates: bool,
+    },
+    /// Rows of this number of groups, each with its query heads, then as many gates.
+    GatedQueries {
+        /// Groups of query heads.
+        groups: usize,
     },
     /// Rows of this number of key heads. With more ranks than heads several ranks hold the same one
     /// ([`SharedRows`]).
@@ -159,14 +166,20 @@ impl TensorPartition {
             Self::Columns => even(1, 1),
             Self::Blocks(blocks) => even(0, blocks),
             Self::Sections(rows) => cut(Shard::sections(0, &rows, group.rank, group.size)),
-            Self::KeyValueGroups { groups, .. } if group.size <= groups => even(0, 1),
-            Self::KeyValueGroups { groups, head_size } => {
+            Self::KeyValueGroups { groups, .. } | Self::GatedQueries { groups } if group.size <= groups => even(0, 1),
+            Self::GatedQueries { groups } => {
+                let rows =
+                    SharedRows { count: 0, ranks: group.size / groups, rank: group.rank % (group.size / groups) };
+                cut(part_of_group(shape[0], groups, group.rank, rows, 2))
+            }
+            Self::KeyValueGroups { groups, head_size, gates } => {
                 let rows = SharedRows {
                     count: 2 * head_size,
                     ranks: group.size / groups,
                     rank: group.rank % (group.size / groups),
                 };
-                Placement { shared: Some(rows), ..cut(part_of_group(shape[0], groups, group.rank, rows)) }
+                let blocks = if gates { 2 } else { 1 };
+                Placement { shared: Some(rows), ..cut(part_of_group(shape[0], groups, group.rank, rows, blocks)) }
             }
             Self::KeyHeads { heads } if group.size <= heads => even(0, 1),
             Self::KeyHeads { heads } => {
@@ -182,15 +195,17 @@ impl TensorPartition {
     }
 }
 
-/// Rows of one of `groups` that `rank` holds: its part of the query heads, and `rows` of key and
-/// value.
-fn part_of_group(size: usize, groups: usize, rank: usize, rows: SharedRows) -> Shard {
+/// Rows of one of `groups` that `rank` holds: its part of each of the equal `blocks` of query heads
+/// and gates, and `rows` of key and value.
+fn part_of_group(size: usize, groups: usize, rank: usize, rows: SharedRows, blocks: usize) -> Shard {
     let of_group = size / groups;
     let start = rank / rows.ranks * of_group;
-    let queries = of_group - rows.count;
-    let part = queries / rows.ranks;
-    let first = start + rows.rank * part;
-    Shard { dim: 0, size, parts: vec![first..first + part, start + queries..start + of_group] }
+    let block = (of_group - rows.count) / blocks;
+    let part = block / rows.ranks;
+    let firsts = (0..blocks).map(|number| start + number * block + rows.rank * part);
+    let shared = start + blocks * block..start + of_group;
+    let parts = firsts.map(|first| first..first + part).chain(Some(shared)).filter(|rows| !rows.is_empty());
+    Shard { dim: 0, size, parts: parts.collect() }
 }
 
 /// Initial value of a parameter: a function of seed and name alone, so that it depends neither on

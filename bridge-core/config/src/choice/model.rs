@@ -68,6 +68,26 @@ choices! {
         /// All heads together, as in OLMo 2 (arXiv:2501.00656, section 3.2): a root mean square
         /// over the whole projection, and a weight for each element.
         Projection = "projection",
+        /// Each head separately, with weights of its own and without biases.
+        EachHead = "each_head",
+    }
+
+    /// Form of the gates on attention's output (ours).
+    pub enum OutputGateForm {
+        /// A gate for each element, made by the query-key-value projection.
+        Fused = "fused",
+        /// A gate for each element, made by a linear layer of its own.
+        Element = "element",
+        /// A gate for each head, made by a linear layer of its own.
+        Head = "head",
+    }
+
+    /// Attention that is no softmax over all keys.
+    pub enum AttentionVariant {
+        /// Gated DeltaNet (arXiv:2412.06464): a state for each head, with one decay a token.
+        GatedDeltaNet = "gated_delta_net",
+        /// Kimi Delta Attention (arXiv:2510.26692): one decay a token and channel (ours).
+        KimiDeltaAttention = "kimi_delta_attention",
     }
 
     /// The MLP's non-linearity. Upstream takes a function; the names are ours, with Hugging Face's
@@ -85,6 +105,8 @@ choices! {
         QuickGelu = "quick_gelu",
         /// `max(x, 0)^2`.
         SquaredRelu = "squared_relu" | "relu2",
+        /// xIELU, with trained slopes on both sides of zero (arXiv:2411.13010).
+        Xielu = "xielu",
     }
 
     /// 8-bit float format.
@@ -156,6 +178,9 @@ choices! {
         Softmax = "softmax",
         /// Each expert on its own.
         Sigmoid = "sigmoid",
+        /// One expert after the other, weighted by the softmax over the scores close to its own
+        /// (ours): SparseMixer (arXiv:2409.12136) without sampling.
+        SparseMixer = "sparsemixer",
     }
 
     /// Balancing of the load of experts.

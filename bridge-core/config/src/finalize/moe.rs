@@ -40,12 +40,12 @@ fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize)
     let topk = model.moe_router_topk;
     draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
     // Merged models have one expert a token. Only balancing losses train such a router.
-    let is_softmax = model.moe_router_score_function == RouterScoreFunction::Softmax;
-    let remedy = match is_softmax {
-        true if is_sinkhorn(model) || model.moe_router_pre_softmax => return,
-        true => "model.moe_router_pre_softmax = true",
-        false if model.moe_router_raw_scores => return,
-        false => "model.moe_router_raw_scores = true",
+    let remedy = match model.moe_router_score_function {
+        RouterScoreFunction::Softmax if is_sinkhorn(model) || model.moe_router_pre_softmax => return,
+        RouterScoreFunction::Softmax => "model.moe_router_pre_softmax = true",
+        RouterScoreFunction::Sigmoid if model.moe_router_raw_scores => return,
+        RouterScoreFunction::Sigmoid => "model.moe_router_raw_scores = true",
+        RouterScoreFunction::SparseMixer => return,
     };
     if topk == 1 {
         draft.warnings.push(format!(

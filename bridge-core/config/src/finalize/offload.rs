@@ -69,7 +69,7 @@ fn existing(draft: &Draft<'_>, model: &TransformerConfig, moe_layers: &[bool]) -
     let is_there = |module: &&str| match *module {
         "mlp_norm" => has(&['-', 'E']),
         "expert_fc1" | "moe_act" => has_experts,
-        _ => has(&['*']),
+        _ => has(&['*', 'P']),
     };
     NAMES.into_iter().filter(is_there).collect()
 }

@@ -2,9 +2,9 @@
 //! `finalize::model`.
 
 use super::super::choice::{
-    Activation, AmaxAlgo, BlockOrder, CudaGraphImpl, DType, Fp8Format, Fp8Recipe, LoadBalancing, NormPlacement,
-    Normalization, PipelineSchedule, PositionEmbeddingType, QkNormScope, RecomputeGranularity, RecomputeMethod,
-    RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
+    Activation, AmaxAlgo, AttentionVariant, BlockOrder, CudaGraphImpl, DType, Fp8Format, Fp8Recipe, LoadBalancing,
+    NormPlacement, Normalization, OutputGateForm, PipelineSchedule, PositionEmbeddingType, QkNormScope,
+    RecomputeGranularity, RecomputeMethod, RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
 };
 use super::super::field::{AnyValue, OneOrMany};
 use super::super::limits::Limits;
@@ -63,6 +63,8 @@ section! {
         rotary_percent: f64 = 1.0, Limits::SHARE, idle_unless(ROTATED);
         /// Pair even and odd dimensions instead of halves.
         rotary_interleaved: bool = false, idle_unless(ROTATED);
+        /// Rotate by negative angles (ours).
+        rotary_reversed: bool = false, idle_unless(ROTATED);
         /// Llama 3 frequency scaling.
         rope_scaling: bool = false, needs("model.position_embedding_type = rope");
         /// Factor of Llama 3's RoPE scaling.
@@ -78,6 +80,11 @@ section! {
         seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = rope"),
             excludes("model.rope_scaling: both scale the rotary frequencies");
+        /// Growth of the rotary base by this to the power of d / (d - 2), for d rotated elements of a
+        /// head (ours).
+        rope_ntk_alpha: Option<f64> = None, Limits::ABOVE_ZERO,
+            needs("model.position_embedding_type = rope"),
+            excludes("model.rope_scaling | model.seq_len_interpolation_factor: both change the rotary frequencies");
         /// Factor by which yarn extends the context.
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = yarn"),
@@ -128,6 +135,10 @@ section! {
         layernorm_epsilon: f64 = 1e-5, Limits::above_zero_to(1.0);
         /// Store norm weights minus one.
         layernorm_zero_centered_gamma: bool = false;
+        /// Trained weights, and biases in LayerNorm, in norms (ours).
+        layernorm_affine: bool = true;
+        /// Norm of the embedding's output (ours).
+        embedding_layernorm: bool = false;
         /// Place of the norms in a layer (ours).
         norm_placement: NormPlacement = NormPlacement::Before;
         /// The order of a layer's blocks (ours).
@@ -144,9 +155,29 @@ section! {
         qk_layernorm_scope: QkNormScope = QkNormScope::Head, idle_unless("model.qk_layernorm");
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
+        /// Normalize query and key after the rotation, only in layers with rotary embedding (ours).
+        qk_layernorm_after_rope: bool = false,
+            needs("model.qk_layernorm | model.qk_l2_norm"),
+            needs(ROTATED);
         /// One more score in the softmax of each head, learned and without a value (ours; upstream
         /// `softmax_type = "learnable"`).
         attention_sinks: bool = false;
+        /// Multiply attention's output by the sigmoid of gates before the output projection.
+        attention_output_gate: bool = false;
+        /// Form of these gates (ours).
+        attention_output_gate_form: OutputGateForm = OutputGateForm::Fused,
+            idle_unless("model.attention_output_gate");
+        /// Limit of queries, keys and values on both sides, before the rotation (ours).
+        clip_qkv: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Factor on queries by position: 1 + this * log(1 + floor(position / `query_scale_length`))
+        /// (ours).
+        query_scale_beta: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Positions between two values of this factor (ours).
+        query_scale_length: usize = 8192, Limits::SIZE, idle_unless("model.query_scale_beta");
+        /// Position of the first token for this factor (ours).
+        query_scale_first_position: usize = 0, Limits::SIZE_OR_ZERO, idle_unless("model.query_scale_beta");
+        /// Have this factor only in layers without rotary embedding (ours).
+        query_scale_unrotated_only: bool = false, idle_unless("model.query_scale_beta");
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection.
@@ -158,6 +189,8 @@ section! {
         /// Biases in the MLP (ours).
         add_mlp_bias: bool = false,
             idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
+        /// Bias in the output projection (ours).
+        add_output_layer_bias: bool = false;
         /// Gated MLP.
         gated_linear_unit: bool = false;
         /// The MLP's non-linearity.
@@ -173,6 +206,8 @@ section! {
             needs("model.activation_func = quick_gelu");
         /// Dropout of the residual stream.
         @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
+        /// Dropout after the embedding; null is `hidden_dropout`.
+        @training embedding_dropout: Option<f64> = None, Limits::BELOW_ONE;
         /// Dropout of attention probabilities.
         @training attention_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Scale of attention scores; null is 1 / sqrt(`kv_channels`).
@@ -207,6 +242,43 @@ section! {
         qk_pos_emb_head_dim: usize = 64, Limits::SIZE, needs("model.multi_latent_attention");
         /// Elements of a head's values (upstream: in its MLA configuration).
         v_head_dim: usize = 128, Limits::SIZE, needs("model.multi_latent_attention");
+        /// Added to the mean square in the norms of latent vectors; null is `layernorm_epsilon`
+        /// (ours).
+        latent_layernorm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs("model.multi_latent_attention");
+        /// Attention of the layers that `linear_attention_freq` names.
+        experimental_attention_variant: Option<AttentionVariant> = None;
+        /// N: every N-th layer has softmax attention; list: 1 means linear attention.
+        linear_attention_freq: Option<OneOrMany<usize>> = None,
+            needs("model.experimental_attention_variant"),
+            given_with("model.experimental_attention_variant");
+        /// Taps of the convolution of queries, keys and values in layers with linear attention.
+        linear_conv_kernel_dim: usize = 4, Limits::between(1.0, 1024.0),
+            needs("model.experimental_attention_variant");
+        /// Size of a key head of linear attention.
+        linear_key_head_dim: usize = 128, Limits::between(1.0, 65_536.0),
+            needs("model.experimental_attention_variant");
+        /// Size of a value head of linear attention.
+        linear_value_head_dim: usize = 128, Limits::between(1.0, 65_536.0),
+            needs("model.experimental_attention_variant");
+        /// Query and key heads of linear attention.
+        linear_num_key_heads: usize = 16, COUNT, needs("model.experimental_attention_variant");
+        /// Value heads of linear attention: a multiple of the key heads.
+        linear_num_value_heads: usize = 32, COUNT, needs("model.experimental_attention_variant");
+        /// A token may erase twice the old value of its key, so that states can change sign (ours).
+        linear_allow_neg_eigval: bool = false, needs("model.experimental_attention_variant");
+        /// Size between the two matrices that make decays, and between those that make gates, from
+        /// the stream; null is one matrix each (ours).
+        linear_gate_rank: Option<usize> = None, Limits::SIZE,
+            needs("model.experimental_attention_variant = kimi_delta_attention");
+        /// Least logarithm of a decay; null is no bound (ours).
+        linear_decay_bound: Option<f64> = None, Limits::between(-1e3, -1e-3),
+            needs("model.experimental_attention_variant = kimi_delta_attention");
+        /// Epsilon of the norm of linear attention's output; null is `layernorm_epsilon` (ours).
+        linear_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0),
+            needs("model.experimental_attention_variant");
+        /// Place of the norms in layers with linear attention; null is `norm_placement` (ours).
+        linear_norm_placement: Option<NormPlacement> = None,
+            needs("model.experimental_attention_variant");
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO,
             excludes("dpo: its loss is of whole answers"),
@@ -450,6 +522,7 @@ section! {
             excludes("model.expert_model_parallel_size > 1: what ranks exchange within a micro-batch is not recorded"),
             excludes("ddp.data_parallel_sharding_strategy = optim_grads | = optim_grads_params: what ranks exchange within a micro-batch is not recorded"),
             excludes("model.hidden_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
+            excludes("model.embedding_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
             excludes("model.attention_dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
             excludes("peft.dropout > 0: kernels are recorded with the seeds of their masks, so each replay would drop the same"),
             excludes("model.num_moe_experts: how many tokens an expert has is read from the device for each micro-batch"),
@@ -468,8 +541,9 @@ section! {
         refused restore_modelopt_state = false, "Restore quantization state."
             => not_built("a model quantized by NVIDIA's ModelOpt");
 
-        /// The block of each layer of model.kind = "mamba": M (Mamba), * (attention), - (MLP), E
-        /// (experts); null means M throughout.
+        /// The block of each layer of model.kind = "mamba": M (Mamba-2), S (Mamba), C (short
+        /// convolution), * (attention), P (M and * side by side), - (MLP), E (experts); null means
+        /// M throughout.
         hybrid_override_pattern: Option<String> = None;
         /// Numbers of a Mamba layer's state for each channel.
         mamba_state_dim: usize = 128, Limits::between(1.0, 65_536.0);
@@ -493,6 +567,36 @@ section! {
         /// Largest time step of a Mamba layer; null means unlimited (ours; Hugging Face:
         /// time_step_limit).
         mamba_time_step_max: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Bias of the projection out of a Mamba layer; null means `mamba_proj_bias` (ours; Hugging
+        /// Face: projectors_bias).
+        mamba_out_proj_bias: Option<bool> = None;
+        /// A norm of the output of a Mamba layer's scan (ours; upstream: an argument of its layer).
+        mamba_rms_norm: bool = true;
+        /// That norm is taken before its output is gated, not after (ours; upstream: an argument of
+        /// its layer).
+        mamba_norm_before_gate: bool = false, needs("model.mamba_rms_norm");
+        /// Size of the vector that makes the time steps of a layer S; null means a sixteenth of
+        /// `hidden_size` (ours).
+        mamba_dt_rank: Option<usize> = None, Limits::SIZE;
+        /// Factor on the input of a Mamba-2 layer (ours).
+        mamba_input_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the output of a Mamba-2 layer (ours).
+        mamba_output_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factors on the parts of a Mamba-2 layer's projection: gate, values, inputs and outputs
+        /// of states, time steps; null means 1 each (ours).
+        mamba_projection_multipliers: Option<[f64; 5]> = None, Limits::ABOVE_ZERO;
+        /// Factor on attention's input, with model.kind = "mamba" (ours).
+        attention_input_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on attention's output, with model.kind = "mamba" (ours).
+        attention_output_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the gate of a feed-forward block, with model.kind = "mamba" (ours).
+        mlp_gate_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Factor on the output of a feed-forward block, with model.kind = "mamba" (ours).
+        mlp_output_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Taps of a short convolution, layer C (ours; Hugging Face: conv_L_cache).
+        short_conv_kernel: usize = 3, Limits::between(1.0, 1024.0);
+        /// Biases of a short convolution and of its projections (ours; Hugging Face: conv_bias).
+        short_conv_bias: bool = false;
 
         /// Experts per layer; null means a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
@@ -517,6 +621,10 @@ section! {
         /// Gate.
         moe_router_score_function: RouterScoreFunction = RouterScoreFunction::Softmax,
             idle_unless("model.moe_router_load_balancing_type != sinkhorn");
+        /// Experts whose scores are further below the best, relative to their size, than twice this
+        /// are left out of the best one's weight (ours).
+        moe_router_sparsemixer_jitter: f64 = 0.01, Limits::NON_NEGATIVE,
+            idle_unless("model.moe_router_score_function = sparsemixer");
         /// Bias of the router (ours; upstream with `add_bias_linear`).
         moe_router_bias: bool = false;
         /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen
@@ -535,12 +643,13 @@ section! {
             idle_unless("model.moe_router_load_balancing_type != sinkhorn");
         /// Groups per token.
         moe_router_group_topk: Option<usize> = None, COUNT;
-        /// Experts whose scores add up to a group's; null is `moe_router_topk` /
-        /// `moe_router_group_topk`, as upstream (ours).
+        /// Experts whose scores, of a softmax their probabilities, add up to a group's; null is
+        /// `moe_router_topk` / `moe_router_group_topk`, as upstream (ours).
         moe_router_group_score_topk: Option<usize> = None, COUNT, needs("model.moe_router_num_groups");
         /// Load balancing without a loss: a bias of each expert counts in the choice, and moves
         /// after each step.
-        moe_router_enable_expert_bias: bool = false, needs("model.moe_router_score_function = sigmoid");
+        moe_router_enable_expert_bias: bool = false,
+            needs("model.moe_router_score_function = sigmoid | = softmax");
         /// Step size of the expert biases, up or down; 0 keeps the biases unchanged.
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.

@@ -6,6 +6,7 @@ use bridge_data::MicroBatch;
 use bridge_dist::mesh::ProcessGroups;
 use bytes::Bytes;
 
+use crate::checkpoint::ShardTensor;
 use crate::timers::{TimerLevel, Timers};
 use crate::train::data::error::InputError;
 use crate::train::data::run_data::RunData;
@@ -16,6 +17,8 @@ pub(in crate::train) struct Inputs {
     pub data: RunData,
     /// The tokenizer's files, as they are saved with each checkpoint.
     pub tokenizer_files: BTreeMap<String, Bytes>,
+    /// Tensors beside the model that checkpoints carry along, on rank 0.
+    pub carried: Vec<ShardTensor>,
     /// Record of the run and its data in checkpoints.
     pub lineage: serde_json::Value,
     /// Rows of the model's embedding.

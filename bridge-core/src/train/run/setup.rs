@@ -8,7 +8,7 @@ use bridge_kernels::memory::release_unused_memory;
 use burn::tensor::{Device, FloatDType};
 use bytes::Bytes;
 
-use crate::checkpoint::{NamedManager, TrainState};
+use crate::checkpoint::{CARRIED_GROUP, NamedManager, ShardTensor, TrainState};
 use crate::config::{CudaGraphImpl, RunConfig};
 use crate::logging::Sink;
 use crate::model::{
@@ -145,6 +145,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
         subsystems: Subsystems::new(&config, groups, losses, location, &options.rank_env, options.subsystems)?,
         inputs: Inputs {
             tokenizer_files: tokenizer_files(&data, checkpoint_start.as_ref())?,
+            carried: carried(&options.groups, checkpoint_start.as_ref())?,
             data,
             lineage: report.record,
             padded_vocab_size,
@@ -496,6 +497,16 @@ fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<Str
     tokenizer.save_assets(folder.path()).map_err(InputError::from)?;
     files.extend(read_files(folder.path()).map_err(error)?);
     Ok(files)
+}
+
+/// Tensors of the checkpoint that the run starts from that belong to no parameter. They are read
+/// when a checkpoint is written, by rank 0.
+fn carried(groups: &ProcessGroups, start: Option<&Start>) -> Result<Vec<ShardTensor>, TrainError> {
+    let Some(start) = start.filter(|_| agreement::is_rank_zero(groups)) else {
+        return Ok(Vec::new());
+    };
+    let copied = start.checkpoint.names_in(CARRIED_GROUP).map(|name| ShardTensor::copied(&start.checkpoint, name));
+    Ok(copied.collect::<Result<_, _>>().map_err(ResumeError::from)?)
 }
 
 /// Builds the model of a configuration without anything else of a run.

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 use super::states::saved_states;
 use super::{host, local_shards};
 use crate::checkpoint::{
-    CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState, iteration_folder_name,
-    parse_iteration,
+    CARRIED_GROUP, CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState,
+    iteration_folder_name, parse_iteration,
 };
 use crate::resilience::Section;
 use crate::timers::TimerLevel;
@@ -126,6 +126,11 @@ fn snapshot(run: &TrainingRun, state: Map<String, Value>) -> Result<Snapshot, Re
         let parameters = run.training.optimizer.updated(&run.training.chunks);
         let tensors = saved_states(state, distribution, &all_shards, &parameters)?;
         groups.push(TensorGroup { name: "optimizer".into(), tensors });
+    }
+    let carried = &run.inputs.carried;
+    // The checkpoint of an adapter's base has them already.
+    if run.training.base.is_none() && run.state.config.checkpoint.save_tokenizer_assets && !carried.is_empty() {
+        groups.push(TensorGroup { name: CARRIED_GROUP.into(), tensors: carried.clone() });
     }
     let run = if agreement::is_rank_zero(&run.groups) {
         run_files(run, state)?

@@ -2,6 +2,7 @@
 //! save that is newer.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bridge_dist::mesh::ProcessGroups;
 
@@ -19,7 +20,7 @@ use crate::train::resume::error::ResumeError;
 /// Checkpoint that a run starts from.
 pub(in crate::train) struct Start {
     /// The checkpoint, verified.
-    pub(in crate::train) checkpoint: Checkpoint,
+    pub(in crate::train) checkpoint: Arc<Checkpoint>,
     /// True if only the weights are loaded and the run starts at step 0.
     pub(in crate::train) weights_only: bool,
     /// True if it is `checkpoint.pretrained_checkpoint`.
@@ -103,7 +104,7 @@ fn find_here(
                 if agreement::is_rank_zero(groups) { format!("{damage}{notes}{message}") } else { String::new() };
             let pretrained_root = pretrained_root(config, formats);
             Ok(Some(Start {
-                checkpoint,
+                checkpoint: checkpoint.into(),
                 weights_only: false,
                 is_pretrained: false,
                 is_non_persistent: true,
@@ -165,7 +166,7 @@ fn open_found(
     let weights_only = is_pretrained || settings.finetune;
     let pretrained_root = pretrained_root(config, formats);
     Ok(Some(Start {
-        checkpoint,
+        checkpoint: checkpoint.into(),
         weights_only,
         is_pretrained,
         is_non_persistent: false,
@@ -205,7 +206,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
             message.extend(import(config, formats)?.map(|imported| format!("\n{imported}")));
         }
         return Ok(Some(Start {
-            checkpoint: found.checkpoint,
+            checkpoint: found.checkpoint.into(),
             weights_only: settings.finetune,
             is_pretrained: false,
             is_non_persistent: false,
@@ -222,7 +223,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());
                 let message = imported.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
                 Ok(Some(Start {
-                    checkpoint: found.checkpoint,
+                    checkpoint: found.checkpoint.into(),
                     weights_only: true,
                     is_pretrained: true,
                     is_non_persistent: false,
