@@ -11,6 +11,12 @@ pub enum RopeScaling {
         /// The divisor.
         factor: f64,
     },
+    /// The base grows by `alpha` to the power of `d / (d - 2)`, where `d` elements of a head are
+    /// rotated: the lowest frequency is divided by `alpha`, the highest is kept.
+    Ntk {
+        /// The divisor of the lowest frequency.
+        alpha: f64,
+    },
     /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between
     /// interpolated.
     Llama3 {

@@ -3,15 +3,16 @@
 //! section (see `section`). No parsing of `config.json` here.
 
 use bridge_core::config::{
-    Activation, BlockOrder, LoadBalancing, NormPlacement, Normalization, QkNormScope, RouterDType, RouterScoreFunction,
-    TokenDispatcher, TokenDropPolicy,
+    Activation, BlockOrder, LoadBalancing, NormPlacement, Normalization, OutputGateForm, QkNormScope, RouterDType,
+    RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
 };
 use serde::{Deserialize, Serialize};
 
 use super::choices::{LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
+use super::linear_attention::LinearAttentionConfig;
 use super::moe_codecs;
-use super::section::{SettingCodec, codecs, config_table, read_only, setting, setting_or, setting_or_omitted};
+use super::section::{SettingCodec, codecs, config_table, setting, setting_or, setting_or_omitted};
 use crate::architecture::recompute::RecomputedParts;
 
 config_table! {
@@ -33,9 +34,11 @@ config_table! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         latent: Option<LatentConfig> = None => SettingCodec {
             read: |section, _| section.multi_latent_attention.then(|| LatentConfig::read(section)).transpose(),
-            write: |latent, _, section| {
+            write: |latent, decoder, section| {
                 section.multi_latent_attention = latent.is_some();
                 latent.iter().for_each(|latent| latent.write(section));
+                let epsilon = latent.as_ref().map(|latent| latent.norm_epsilon);
+                section.latent_layernorm_epsilon = epsilon.filter(|epsilon| *epsilon != decoder.norm.epsilon);
             },
         };
         /// Vocabulary without padding.
@@ -70,10 +73,16 @@ config_table! {
         /// model files.
         #[serde(skip)]
         fp32_residual: bool = false => setting!(fp32_residual_connection);
+        /// Norm of the embedding's output.
+        #[serde(default)]
+        embedding_norm: bool = false => setting!(embedding_layernorm);
         /// Factor on the word embedding's output.
         embedding_multiplier: f64 = 1.0 => setting!(embedding_multiplier);
         /// Factor on the logits.
         logit_multiplier: f64 = 1.0 => setting!(logit_multiplier);
+        /// Bias in the output projection.
+        #[serde(default)]
+        output_bias: bool = false => setting!(add_output_layer_bias);
         /// Normalize query and key.
         qk_layernorm: bool = false => setting!(qk_layernorm);
         /// Scope of one of these norms.
@@ -81,9 +90,25 @@ config_table! {
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => codecs::QK_L2_NORM;
+        /// True if these norms follow the rotation; layers without one have none.
+        #[serde(default)]
+        qk_layernorm_after_rope: bool = false => setting!(qk_layernorm_after_rope);
         /// One more score in the softmax of each head, learned and without a value.
         #[serde(default)]
         attention_sinks: bool = false => setting!(attention_sinks);
+        /// Gates on attention's output.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output_gate: Option<OutputGateForm> = None => codecs::OUTPUT_GATE;
+        /// Limit of queries, keys and values on both sides: after norms that precede the rotation, and
+        /// before the rotation.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        clip_qkv: Option<f64> = None => setting!(clip_qkv);
+        /// Factor on queries that grows with the position.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        query_scale: Option<QueryScaleConfig> = None => SettingCodec {
+            read: |section, _| section.query_scale_beta.map(|_| QueryScaleConfig::read(section)).transpose(),
+            write: |scale, _, section| scale.iter().for_each(|scale| scale.write(section)),
+        };
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
@@ -107,6 +132,14 @@ config_table! {
         /// One block in each layer, and which.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hybrid: Option<HybridConfig> = None => super::hybrid::CODEC;
+        /// Linear attention in some or all layers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        linear_attention: Option<LinearAttentionConfig> = None => SettingCodec {
+            read: |section, _| {
+                section.experimental_attention_variant.map(|_| LinearAttentionConfig::read(section)).transpose()
+            },
+            write: |linear, _, section| linear.iter().for_each(|linear| linear.write(section)),
+        };
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         encoder: Option<EncoderConfig> = None => SettingCodec {
@@ -127,10 +160,10 @@ config_table! {
         /// Added to the linear half of a gated unit.
         #[serde(default)]
         linear_offset: f64 = 0.0 => setting!(glu_linear_offset);
-        /// Dropout after the embedding.
-        embedding_dropout: f64 = 0.0 => read_only!(hidden_dropout);
         /// Dropout before each residual addition.
         hidden_dropout: f64 = 0.0 => setting!(hidden_dropout);
+        /// Dropout after the embedding.
+        embedding_dropout: f64 = 0.0 => setting_or_omitted!(embedding_dropout, |decoder| decoder.hidden_dropout);
         /// Dropout of attention probabilities.
         attention_dropout: f64 = 0.0 => setting!(attention_dropout);
         /// Ratio of the model's width to that of the model at which its learning rate and initial
@@ -182,7 +215,25 @@ config_table! {
         /// Elements of a head's values.
         v_head_dim: usize = 0 => setting!(v_head_dim);
         /// Epsilon of the norms of latent vectors.
-        norm_epsilon: f64 = 1e-6 => read_only!(layernorm_epsilon);
+        norm_epsilon: f64 = 1e-6 => SettingCodec {
+            read: |section, _| Ok(section.latent_layernorm_epsilon.unwrap_or(section.layernorm_epsilon)),
+            write: |_, _, _| {},
+        };
+    }
+}
+
+config_table! {
+    /// Factor on queries at a position: `1 + beta * log(1 + floor((first + position) / length))`.
+    #[derive(Copy)]
+    pub struct QueryScaleConfig {
+        /// Growth of the factor.
+        beta: f64 = 0.0 => setting_or!(query_scale_beta, |_| 0.0);
+        /// Positions between two values of the factor.
+        length: usize = 8192 => setting!(query_scale_length);
+        /// Position of the first token.
+        first: usize = 0 => setting!(query_scale_first_position);
+        /// True if only layers without rotary embedding have the factor.
+        unrotated_only: bool = false => setting!(query_scale_unrotated_only);
     }
 }
 
@@ -237,6 +288,10 @@ config_table! {
         /// Function that turns the router's product into scores.
         #[serde(default)]
         score_function: RouterScoreFunction = RouterScoreFunction::Softmax => setting!(moe_router_score_function);
+        /// With SparseMixer: half the relative distance from the best score within which a score
+        /// counts.
+        #[serde(default = "sparsemixer_jitter")]
+        sparsemixer_jitter: f64 = 0.01 => setting!(moe_router_sparsemixer_jitter);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => SettingCodec {
@@ -361,6 +416,9 @@ config_table! {
         percent: f64 = 1.0 => setting!(rotary_percent);
         /// Pair even with odd elements instead of the two halves.
         interleaved: bool = false => setting!(rotary_interleaved);
+        /// Rotate by negative angles.
+        #[serde(default)]
+        reversed: bool = false => setting!(rotary_reversed);
         /// Change of the frequencies for longer contexts.
         scaling: Option<RopeScaling> = None => codecs::ROPE_SCALING;
     }
@@ -424,5 +482,18 @@ config_table! {
         epsilon: f64 = 0.0 => setting!(layernorm_epsilon);
         /// The stored weight is the factor minus one.
         zero_centered_gamma: bool = false => setting!(layernorm_zero_centered_gamma);
+        /// Weights and biases.
+        #[serde(default = "affine")]
+        affine: bool = true => setting!(layernorm_affine);
     }
+}
+
+/// Norms of files without the field have weights.
+fn affine() -> bool {
+    true
+}
+
+/// Value of files without the field, which have another router.
+fn sparsemixer_jitter() -> f64 {
+    0.01
 }

@@ -1,9 +1,10 @@
 //! Values derived from the fields of a [`DecoderConfig`]: sizes, factors, features by layer.
 
-use bridge_core::config::Activation;
+use bridge_core::config::{Activation, OutputGateForm};
 use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
-use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, RopeConfig};
+use super::choices::RopeScaling;
+use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig};
 
 impl DecoderConfig {
     /// Layers of each stack, in the order in which activations pass through them.
@@ -24,7 +25,38 @@ impl DecoderConfig {
 
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
-        (self.num_attention_heads + 2 * self.num_query_groups) * self.kv_channels
+        let gates = if self.has_fused_gates() { self.num_attention_heads } else { 0 };
+        (self.num_attention_heads + gates + 2 * self.num_query_groups) * self.kv_channels
+    }
+
+    /// True if the query-key-value projection makes the gates on attention's output too.
+    pub fn has_fused_gates(&self) -> bool {
+        self.output_gate == Some(OutputGateForm::Fused)
+    }
+
+    /// Gates on attention's output that a linear layer of its own makes, for heads of `size`
+    /// elements.
+    pub(crate) fn separate_gates(&self, size: usize) -> Option<usize> {
+        match self.output_gate? {
+            OutputGateForm::Fused => None,
+            OutputGateForm::Element => Some(self.num_attention_heads * size),
+            OutputGateForm::Head => Some(self.num_attention_heads),
+        }
+    }
+
+    /// True if layer `index` (global) rotates queries and keys.
+    pub(crate) fn rotates(&self, index: usize) -> bool {
+        matches!(self.position_embedding, PositionEmbedding::Rope(_)) && !self.no_rope_layers.includes(index)
+    }
+
+    /// True if layer `index` (global) has the norms of queries and keys that the model has.
+    pub(crate) fn normalizes_heads(&self, index: usize) -> bool {
+        !self.qk_layernorm_after_rope || self.rotates(index)
+    }
+
+    /// The factor on queries in layer `index` (global).
+    pub(crate) fn query_scale(&self, index: usize) -> Option<QueryScaleConfig> {
+        self.query_scale.filter(|scale| !scale.unrotated_only || !self.rotates(index))
     }
 
     /// Elements of a head that rotary embedding works on, whole or in part.
@@ -38,9 +70,10 @@ impl DecoderConfig {
         if self.gated_linear_unit { 2 } else { 1 }
     }
 
-    /// Unit between the products of a feed-forward block.
-    pub(crate) fn feed_forward_unit(&self) -> FeedForwardUnit {
+    /// Unit between the products of a feed-forward block; `None` for one with parameters.
+    pub(crate) fn feed_forward_unit(&self) -> Option<FeedForwardUnit> {
         let activation = match self.activation {
+            Activation::Xielu => return None,
             Activation::Gelu => bridge_kernels::Activation::Gelu,
             Activation::GeluTanh => bridge_kernels::Activation::GeluTanh,
             Activation::Silu => bridge_kernels::Activation::Silu,
@@ -49,13 +82,13 @@ impl DecoderConfig {
             Activation::QuickGelu => bridge_kernels::Activation::QuickGelu,
         };
         if !self.gated_linear_unit {
-            return FeedForwardUnit::Plain(activation);
+            return Some(FeedForwardUnit::Plain(activation));
         }
-        FeedForwardUnit::Gated(GatedUnit {
+        Some(FeedForwardUnit::Gated(GatedUnit {
             activation,
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,
-        })
+        }))
     }
 
     /// Divisor of initial hidden matrices: with muP the root of the width multiplier (Yang et al.,
@@ -81,6 +114,14 @@ impl DecoderConfig {
 }
 
 impl RopeConfig {
+    /// Base of the frequencies of `rotated` elements.
+    pub(crate) fn base_of(&self, rotated: usize) -> f64 {
+        match self.scaling {
+            Some(RopeScaling::Ntk { alpha }) => self.base * alpha.powf(rotated as f64 / (rotated as f64 - 2.0)),
+            _ => self.base,
+        }
+    }
+
     /// Elements of a head of `head_size` that are rotated.
     pub fn rotary_size(&self, head_size: usize) -> usize {
         (head_size as f64 * self.percent) as usize

@@ -21,6 +21,16 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         // gated norm is taken.
         sizes.push(("model.mamba_num_groups", hybrid.mamba.num_groups));
     }
+    if let Some(hybrid) = config.hybrid.as_ref().filter(|_| config.has_block(HybridBlock::Selective)) {
+        sizes.push(("model.mamba_num_heads", hybrid.mamba.inner_size()));
+    }
+    if config.has_block(HybridBlock::ShortConv) {
+        sizes.push(("model.hidden_size", config.hidden_size));
+    }
+    if let Some(linear) = &config.linear_attention {
+        // Each rank has whole key heads with their value heads.
+        sizes.push(("model.linear_num_key_heads", linear.num_key_heads));
+    }
     if let Some(moe) = &config.moe {
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),

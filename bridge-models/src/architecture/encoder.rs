@@ -1,6 +1,7 @@
 //! Consistency of the fields of a configuration with an encoder. Each error has the key of the
 //! `[model]` section.
 
+use bridge_core::config::Activation;
 use bridge_core::model::ModelBuildError;
 
 use crate::architecture::choices::LayerPattern;
@@ -47,6 +48,12 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
         ("model.qk_layernorm", config.qk_layernorm),
         ("model.qk_l2_norm", config.qk_l2_norm),
         ("model.attention_sinks", config.attention_sinks),
+        ("model.attention_output_gate", config.output_gate.is_some()),
+        ("model.clip_qkv", config.clip_qkv.is_some()),
+        ("model.query_scale_beta", config.query_scale.is_some()),
+        ("model.embedding_layernorm", config.embedding_norm),
+        ("model.add_output_layer_bias", config.output_bias),
+        ("model.activation_func", config.activation == Activation::Xielu),
         ("model.embedding_multiplier", config.embedding_multiplier != 1.0),
         ("model.logit_multiplier", config.logit_multiplier != 1.0),
         ("model.num_query_groups", config.num_query_groups != config.num_attention_heads),

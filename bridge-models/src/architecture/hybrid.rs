@@ -1,5 +1,5 @@
 //! Models whose layers have one block each: which block, and the settings of the blocks of kind
-//! `mamba`.
+//! `mamba`. A layer of a mixer and a feed-forward block is two of these layers.
 
 use bridge_core::config::{NormPlacement, TransformerConfig};
 use bridge_core::model::ModelBuildError;
@@ -29,13 +29,41 @@ pub enum HybridBlock {
     Mlp,
     /// Experts.
     Moe,
+    /// The first Mamba's state space block.
+    Selective,
+    /// A short convolution between two gates.
+    ShortConv,
+    /// Mamba-2's block and self-attention side by side.
+    MambaAttention,
 }
 
 impl HybridBlock {
     /// Every block with its letter.
-    const LETTERS: [(char, Self); 4] = [('M', Self::Mamba), ('*', Self::Attention), ('-', Self::Mlp), ('E', Self::Moe)];
+    const LETTERS: [(char, Self); 7] = [
+        ('M', Self::Mamba),
+        ('*', Self::Attention),
+        ('-', Self::Mlp),
+        ('E', Self::Moe),
+        ('S', Self::Selective),
+        ('C', Self::ShortConv),
+        ('P', Self::MambaAttention),
+    ];
 
-    fn from_letter(letter: char) -> Option<Self> {
+    /// True if this block is `block`, or has it beside another.
+    pub(crate) fn has(self, block: Self) -> bool {
+        self == block || (self == Self::MambaAttention && matches!(block, Self::Mamba | Self::Attention))
+    }
+
+    /// Name in messages of the block's part whose state goes through the whole sequence.
+    pub(crate) fn recurrence(self) -> Option<&'static str> {
+        match self {
+            Self::Mamba | Self::Selective | Self::MambaAttention => Some("a Mamba layer"),
+            Self::ShortConv => Some("a short convolution"),
+            Self::Attention | Self::Mlp | Self::Moe => None,
+        }
+    }
+
+    pub(crate) fn from_letter(letter: char) -> Option<Self> {
         Self::LETTERS.into_iter().find(|(known, _)| *known == letter).map(|(_, block)| block)
     }
 
@@ -52,10 +80,83 @@ pub struct HybridConfig {
     pub layers: Vec<HybridBlock>,
     /// The layers with a state space.
     pub mamba: MambaConfig,
+    /// The layers with a short convolution.
+    #[serde(default = "ShortConvConfig::neutral")]
+    pub short_conv: ShortConvConfig,
+    /// Factors on inputs and outputs of blocks.
+    #[serde(default = "BlockFactors::neutral")]
+    pub factors: BlockFactors,
+}
+
+impl HybridConfig {
+    /// Layers with these blocks, whose settings are neutral.
+    pub fn new(layers: Vec<HybridBlock>) -> Self {
+        let (mamba, short_conv) = (MambaConfig::neutral(), ShortConvConfig::neutral());
+        Self { layers, mamba, short_conv, factors: BlockFactors::neutral() }
+    }
 }
 
 config_table! {
-    /// Sizes of Mamba-2's block.
+    /// Sizes of a short convolution between two gates.
+    #[derive(Copy)]
+    pub struct ShortConvConfig {
+        /// Taps of the convolution.
+        kernel: usize = 3 => setting!(short_conv_kernel);
+        /// Biases of the convolution and of the projections.
+        bias: bool = false => setting!(short_conv_bias);
+    }
+}
+
+/// Parts of a Mamba-2 block's projection: gate, values, inputs and outputs of the states, time
+/// steps.
+pub(crate) const MAMBA_PARTS: usize = 5;
+
+config_table! {
+    /// Factors on inputs and outputs of blocks.
+    #[derive(Copy)]
+    pub struct BlockFactors {
+        /// Factor on attention's input.
+        attention_input: f64 = 1.0 => setting!(attention_input_multiplier);
+        /// Factor on attention's output.
+        attention_output: f64 = 1.0 => setting!(attention_output_multiplier);
+        /// Factor on the input of a Mamba-2 block.
+        mamba_input: f64 = 1.0 => setting!(mamba_input_multiplier);
+        /// Factor on the output of a Mamba-2 block.
+        mamba_output: f64 = 1.0 => setting!(mamba_output_multiplier);
+        /// Factors on the parts of a Mamba-2 block's projection.
+        mamba_parts: [f64; MAMBA_PARTS] = [1.0; MAMBA_PARTS] => SettingCodec {
+            read: |section, _| Ok(section.mamba_projection_multipliers.unwrap_or([1.0; MAMBA_PARTS])),
+            write: |factors, _, section| {
+                section.mamba_projection_multipliers = Some(*factors).filter(|all| *all != [1.0; MAMBA_PARTS]);
+            },
+        };
+        /// Factor on the gate of a feed-forward block, before the activation.
+        mlp_gate: f64 = 1.0 => setting!(mlp_gate_multiplier);
+        /// Factor on the output of a feed-forward block.
+        mlp_output: f64 = 1.0 => setting!(mlp_output_multiplier);
+    }
+}
+
+impl BlockFactors {
+    fn validate(&self) -> Result<(), ModelBuildError> {
+        let factors = [
+            ("model.attention_input_multiplier", self.attention_input),
+            ("model.attention_output_multiplier", self.attention_output),
+            ("model.mamba_input_multiplier", self.mamba_input),
+            ("model.mamba_output_multiplier", self.mamba_output),
+            ("model.mlp_gate_multiplier", self.mlp_gate),
+            ("model.mlp_output_multiplier", self.mlp_output),
+        ];
+        let parts = self.mamba_parts.map(|factor| ("model.mamba_projection_multipliers", factor));
+        match factors.into_iter().chain(parts).find(|(_, factor)| !(*factor > 0.0 && factor.is_finite())) {
+            Some((key, factor)) => Err(invalid(key, format!("expected a number above 0, found {factor}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+config_table! {
+    /// Sizes of the blocks of Mamba-2 and of the first Mamba, each of whose channels is a head.
     #[derive(Copy)]
     pub struct MambaConfig {
         /// Numbers that the state has for each channel.
@@ -76,8 +177,21 @@ config_table! {
         conv_kernel: usize = 4 => setting!(mamba_conv_kernel);
         /// Bias of the convolution.
         conv_bias: bool = true => setting!(mamba_conv_bias);
-        /// Biases of the projections into and out of the block.
+        /// Bias of the projection into the block.
         proj_bias: bool = false => setting!(mamba_proj_bias);
+        /// Bias of the projection out of the block.
+        #[serde(default)]
+        out_bias: Option<bool> = None => setting!(mamba_out_proj_bias);
+        /// A norm of the scan's output.
+        #[serde(default = "is_on")]
+        has_norm: bool = true => setting!(mamba_rms_norm);
+        /// The norm is taken before its output is gated.
+        #[serde(default)]
+        norm_before_gate: bool = false => setting!(mamba_norm_before_gate);
+        /// Size of the vector that makes the time steps of the first Mamba's block; `None` is a
+        /// sixteenth of the hidden size.
+        #[serde(default)]
+        dt_rank: Option<usize> = None => setting!(mamba_dt_rank);
         /// Tokens that the scan works on at once.
         chunk_size: usize = 128 => setting!(mamba_chunk_size);
         /// Least time step.
@@ -88,7 +202,22 @@ config_table! {
     }
 }
 
+/// The default of [`MambaConfig::has_norm`] in files.
+fn is_on() -> bool {
+    true
+}
+
 impl MambaConfig {
+    /// True if the projection out of the block has a bias.
+    pub fn has_out_bias(&self) -> bool {
+        self.out_bias.unwrap_or(self.proj_bias)
+    }
+
+    /// Size of the vector that makes the time steps of the first Mamba's block.
+    pub fn time_step_rank(&self, hidden_size: usize) -> usize {
+        self.dt_rank.unwrap_or(hidden_size.div_ceil(16))
+    }
+
     /// Channels of the block.
     pub fn inner_size(&self) -> usize {
         self.num_heads.saturating_mul(self.head_size)
@@ -107,6 +236,7 @@ impl MambaConfig {
             ("model.mamba_num_groups", self.num_groups),
             ("model.mamba_conv_kernel", self.conv_kernel),
             ("model.mamba_chunk_size", self.chunk_size),
+            ("model.mamba_dt_rank", self.dt_rank.unwrap_or(1)),
         ];
         for (key, size) in sizes {
             if !(1..=LARGEST_SIZE).contains(&size) {
@@ -117,6 +247,9 @@ impl MambaConfig {
         if !self.num_heads.is_multiple_of(self.num_groups) {
             let message = format!("expected a divisor of the {} heads, found {}", self.num_heads, self.num_groups);
             return Err(invalid("model.mamba_num_groups", message));
+        }
+        if self.norm_before_gate && !self.has_norm {
+            return Err(invalid("model.mamba_norm_before_gate", "needs mamba_rms_norm = true".into()));
         }
         let (least, largest) = (self.least_time_step, self.largest_time_step.unwrap_or(f64::INFINITY));
         if !(least >= 0.0 && least.is_finite() && largest > least) {
@@ -134,8 +267,10 @@ fn pattern(section: &TransformerConfig) -> Result<Option<Vec<HybridBlock>>, Mode
     };
     let block = |letter: char| {
         HybridBlock::from_letter(letter).ok_or_else(|| {
-            let message =
-                format!("expected M (Mamba), * (attention), - (MLP) or E (experts) for each layer, found {letter:?}");
+            let message = format!(
+                "expected M (Mamba-2), S (Mamba), C (short convolution), * (attention), P (Mamba-2 and attention side by \
+                 side), - (MLP) or E (experts) for each layer, found {letter:?}"
+            );
             invalid(PATTERN, message)
         })
     };
@@ -160,15 +295,24 @@ pub(crate) fn layers_with_experts(section: &TransformerConfig) -> Result<Option<
 
 pub(crate) const CODEC: SettingCodec<Option<HybridConfig>, DecoderConfig> = SettingCodec {
     read: |section, _| match pattern(section)? {
-        Some(layers) => Ok(Some(HybridConfig { layers, mamba: MambaConfig::read(section)? })),
+        Some(layers) => Ok(Some(HybridConfig {
+            layers,
+            mamba: MambaConfig::read(section)?,
+            short_conv: ShortConvConfig::read(section)?,
+            factors: BlockFactors::read(section)?,
+        })),
         None => Ok(None),
     },
     write: |hybrid, decoder, section| {
         if let Some(hybrid) = hybrid {
             section.hybrid_override_pattern = Some(letters(&hybrid.layers));
-            if decoder.has_block(HybridBlock::Mamba) {
+            if decoder.has_state_space() {
                 hybrid.mamba.write(section);
             }
+            if decoder.has_block(HybridBlock::ShortConv) {
+                hybrid.short_conv.write(section);
+            }
+            hybrid.factors.write(section);
         }
     },
 };
@@ -177,14 +321,21 @@ impl DecoderConfig {
     /// True if any layer has this block.
     pub fn has_block(&self, block: HybridBlock) -> bool {
         match &self.hybrid {
-            Some(hybrid) => hybrid.layers.contains(&block),
+            Some(hybrid) => hybrid.layers.iter().any(|own| own.has(block)),
             None => match block {
-                HybridBlock::Mamba => false,
+                HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv | HybridBlock::MambaAttention => {
+                    false
+                }
                 HybridBlock::Attention => true,
                 HybridBlock::Mlp => self.moe.as_ref().is_none_or(|moe| moe.layers != LayerPattern::All),
                 HybridBlock::Moe => self.moe.is_some(),
             },
         }
+    }
+
+    /// True if any layer has a state space block, of either Mamba.
+    pub(crate) fn has_state_space(&self) -> bool {
+        self.has_block(HybridBlock::Mamba) || self.has_block(HybridBlock::Selective)
     }
 
     /// True if the length of a text is unbounded.
@@ -204,6 +355,7 @@ impl DecoderConfig {
             self.softmax_scale = 1.0 / (self.hidden_size as f64).sqrt();
             (self.attention_dropout, self.qk_layernorm) = (neutral.attention_dropout, neutral.qk_layernorm);
             self.attention_sinks = neutral.attention_sinks;
+            (self.output_gate, self.clip_qkv, self.query_scale) = (None, None, None);
             (self.qkv_bias, self.proj_bias) = (neutral.qkv_bias, neutral.proj_bias);
         }
         if self.has_unlimited_positions() {
@@ -214,10 +366,40 @@ impl DecoderConfig {
             (self.gated_linear_unit, self.activation) = (neutral.gated_linear_unit, neutral.activation);
             self.mlp_bias = neutral.mlp_bias;
         }
-        if let Some(hybrid) = &mut self.hybrid
-            && !hybrid.layers.contains(&HybridBlock::Mamba)
-        {
-            hybrid.mamba = MambaConfig::neutral();
+        let (has_mamba, has_selective) = (self.has_block(HybridBlock::Mamba), self.has_block(HybridBlock::Selective));
+        let (has_attention, has_mlp) = (self.has_block(HybridBlock::Attention), self.has_block(HybridBlock::Mlp));
+        let has_short_conv = self.has_block(HybridBlock::ShortConv);
+        if let Some(hybrid) = &mut self.hybrid {
+            let neutral = BlockFactors::neutral();
+            let (mamba, factors) = (&mut hybrid.mamba, &mut hybrid.factors);
+            match (has_mamba, has_selective) {
+                (false, false) => *mamba = MambaConfig::neutral(),
+                (true, false) => mamba.dt_rank = None,
+                (false, true) => {
+                    let neutral = MambaConfig::neutral();
+                    (mamba.num_heads, mamba.head_size, mamba.num_groups) = (mamba.inner_size(), 1, 1);
+                    (mamba.chunk_size, mamba.has_norm, mamba.norm_before_gate) = (neutral.chunk_size, true, false);
+                    (mamba.least_time_step, mamba.largest_time_step) = (neutral.least_time_step, None);
+                }
+                (true, true) => {}
+            }
+            let usual = self.hidden_size.div_ceil(16);
+            mamba.dt_rank = mamba.dt_rank.filter(|rank| *rank != usual);
+            mamba.out_bias = mamba.out_bias.filter(|bias| *bias != mamba.proj_bias);
+            if !has_mamba {
+                (factors.mamba_input, factors.mamba_output) = (neutral.mamba_input, neutral.mamba_output);
+                factors.mamba_parts = neutral.mamba_parts;
+            }
+            if !has_attention {
+                (factors.attention_input, factors.attention_output) =
+                    (neutral.attention_input, neutral.attention_output);
+            }
+            if !has_mlp {
+                (factors.mlp_gate, factors.mlp_output) = (neutral.mlp_gate, neutral.mlp_output);
+            }
+            if !has_short_conv {
+                hybrid.short_conv = ShortConvConfig::neutral();
+            }
         }
         self
     }
@@ -232,8 +414,17 @@ impl DecoderConfig {
                 format!("expected a letter for each of {} layers, found {}", self.num_layers, hybrid.layers.len());
             return Err(invalid(PATTERN, message));
         }
-        if self.has_block(HybridBlock::Mamba) {
+        if self.has_state_space() {
             hybrid.mamba.validate()?;
+        }
+        if !(1..=LARGEST_SIZE).contains(&hybrid.short_conv.kernel) {
+            let message = format!("expected from 1 to {LARGEST_SIZE}, found {}", hybrid.short_conv.kernel);
+            return Err(invalid("model.short_conv_kernel", message));
+        }
+        hybrid.factors.validate()?;
+        if hybrid.factors.mlp_gate != 1.0 && !self.gated_linear_unit {
+            let message = "needs gated_linear_unit = true: there is no gate";
+            return Err(invalid("model.mlp_gate_multiplier", message.into()));
         }
         if self.has_block(HybridBlock::Moe) != self.moe.is_some() {
             let message = "expected layers with experts (E) exactly where there is num_moe_experts";

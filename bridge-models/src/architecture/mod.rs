@@ -8,6 +8,7 @@
 //! | `derived` | sizes and factors that follow from its fields |
 //! | `difference` | the first field in which two decoders differ |
 //! | `hybrid` | models whose layers have one block each, such as Mamba-2 hybrids |
+//! | `linear_attention` | layers with linear attention |
 //! | `recompute` | parts of a segment that run again in backward |
 //! | `validate`, `encoder`, `limits`, `divisions` | checks that fields fit each other, and the ranks |
 
@@ -19,6 +20,7 @@ pub(crate) mod divisions;
 pub(crate) mod encoder;
 pub(crate) mod hybrid;
 pub(crate) mod limits;
+pub(crate) mod linear_attention;
 pub(crate) mod moe_codecs;
 pub(crate) mod recompute;
 pub(crate) mod section;

@@ -71,13 +71,6 @@ macro_rules! setting {
     };
 }
 
-/// Codec of a field that is read from a setting which another field writes.
-macro_rules! read_only {
-    ($setting:ident) => {
-        SettingCodec { read: |section, _| Ok(section.$setting), write: |_, _, _| {} }
-    };
-}
-
 /// Codec of a field that is an optional setting, or `$default` of the table if the setting is
 /// absent. The setting is always written.
 macro_rules! setting_or {
@@ -105,7 +98,7 @@ macro_rules! setting_or_omitted {
     };
 }
 
-pub(crate) use {config_table, read_only, setting, setting_or, setting_or_omitted};
+pub(crate) use {config_table, setting, setting_or, setting_or_omitted};
 
 impl DecoderConfig {
     /// Resolves a `[model]` section: fills in the derived sizes and refuses features that this
@@ -130,7 +123,7 @@ impl DecoderConfig {
     ///
     /// # Errors
     /// If the section cannot express a field, with the first such field: a factor on the
-    /// residual stream, a separate dropout for the embedding.
+    /// residual stream.
     pub fn to_transformer(&self) -> Result<TransformerConfig, ModelBuildError> {
         let mut section = TransformerConfig::default();
         self.write(&mut section);
@@ -150,11 +143,12 @@ impl DecoderConfig {
 
 /// Codecs of fields that are not one setting of the same type.
 pub(crate) mod codecs {
-    use bridge_core::config::PositionEmbeddingType;
+    use bridge_core::config::{OutputGateForm, PositionEmbeddingType};
 
     use super::*;
     use crate::architecture::choices::{RopeScaling, YarnConfig};
     use crate::architecture::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
+    use crate::architecture::linear_attention::LinearAttentionConfig;
     use crate::architecture::recompute::RecomputedParts;
 
     /// The width as a multiple of muP's base.
@@ -206,6 +200,14 @@ pub(crate) mod codecs {
         write: |is_on, _, section| section.qk_l2_norm = *is_on,
     };
 
+    pub const OUTPUT_GATE: SettingCodec<Option<OutputGateForm>, DecoderConfig> = SettingCodec {
+        read: |section, _| Ok(section.attention_output_gate.then_some(section.attention_output_gate_form)),
+        write: |form, _, section| {
+            section.attention_output_gate = form.is_some();
+            section.attention_output_gate_form = form.unwrap_or(OutputGateForm::Fused);
+        },
+    };
+
     pub const RECOMPUTED: SettingCodec<RecomputedParts, DecoderConfig> = SettingCodec {
         read: |section, _| Ok(RecomputedParts::read(section)),
         write: |parts, _, section| parts.write(section),
@@ -237,7 +239,8 @@ pub(crate) mod codecs {
                 PositionEmbedding::Rope(rope) => {
                     rope.write(section);
                     match rope.scaling {
-                        None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }) => {
+                        None
+                        | Some(RopeScaling::Linear { .. } | RopeScaling::Ntk { .. } | RopeScaling::Llama3 { .. }) => {
                             PositionEmbeddingType::Rope
                         }
                         Some(RopeScaling::Yarn(_)) => PositionEmbeddingType::Yarn,
@@ -261,6 +264,7 @@ pub(crate) mod codecs {
         write: |scaling, _, section| match scaling {
             None => {}
             Some(RopeScaling::Linear { factor }) => section.seq_len_interpolation_factor = Some(*factor),
+            Some(RopeScaling::Ntk { alpha }) => section.rope_ntk_alpha = Some(*alpha),
             Some(RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -298,6 +302,15 @@ pub(crate) mod codecs {
     };
 
     fn scaling(section: &TransformerConfig) -> Result<Option<RopeScaling>, ModelBuildError> {
+        let other = section.rope_scaling || section.seq_len_interpolation_factor.is_some();
+        if let Some(alpha) = section.rope_ntk_alpha {
+            let message = "cannot be combined with rope_scaling or seq_len_interpolation_factor";
+            return if other {
+                Err(invalid("model.rope_ntk_alpha", message.into()))
+            } else {
+                Ok(Some(RopeScaling::Ntk { alpha }))
+            };
+        }
         match (section.rope_scaling, section.seq_len_interpolation_factor) {
             (true, Some(_)) => Err(invalid(
                 "model.seq_len_interpolation_factor",
@@ -387,6 +400,18 @@ pub(crate) mod codecs {
             Some(layers) => pattern(section, "model.no_rope_freq", layers, |layer, n| (layer + 1) % n == 0),
         },
         write: |layers, _, section| section.no_rope_freq = marks(layers, section.num_layers, LayerPattern::None),
+    };
+
+    /// N: every N-th layer has softmax attention; a list: 1 is linear; nothing: all layers are.
+    pub const LINEAR_LAYERS: SettingCodec<LayerPattern, LinearAttentionConfig> = SettingCodec {
+        read: |section, _| match &section.linear_attention_freq {
+            None => Ok(LayerPattern::All),
+            Some(layers) => pattern(section, "model.linear_attention_freq", layers, |layer, n| (layer + 1) % n != 0),
+        },
+        write: |layers, _, section| {
+            let listed = (0..section.num_layers).map(|index| usize::from(layers.includes(index))).collect();
+            section.linear_attention_freq = Some(OneOrMany::Many(listed));
+        },
     };
 
     /// N: layers 0, N, 2 N and so on have experts; a list: 1 has.

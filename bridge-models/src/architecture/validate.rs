@@ -1,7 +1,9 @@
 //! Consistency of the fields of a decoder's configuration. Each error has the key of the `[model]`
 //! section.
 
-use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, QkNormScope};
+use bridge_core::config::{
+    Activation, BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope, RouterScoreFunction,
+};
 use bridge_core::model::ModelBuildError;
 
 use super::choices::{LayerPattern, RopeScaling};
@@ -26,8 +28,8 @@ impl DecoderConfig {
         }
         super::encoder::validate(self)?;
         let rates = [
-            ("model.hidden_dropout", self.embedding_dropout),
             ("model.hidden_dropout", self.hidden_dropout),
+            ("model.embedding_dropout", self.embedding_dropout),
             ("model.attention_dropout", self.attention_dropout),
         ];
         for (key, rate) in rates {
@@ -52,6 +54,7 @@ impl DecoderConfig {
             }
         }
         self.validate_norms()?;
+        self.validate_heads()?;
         self.validate_unit()?;
         self.validate_residual()?;
         for (key, cap) in [
@@ -66,14 +69,17 @@ impl DecoderConfig {
             moe.validate()?;
         }
         self.validate_hybrid()?;
+        self.validate_linear_attention()?;
         self.validate_prediction()?;
         if let Some(latent) = &self.latent {
             self.validate_latent(latent)?;
         }
         let moe_layers = self.moe.as_ref().map(|moe| ("model.moe_layer_freq", &moe.layers));
+        let linear_layers =
+            self.linear_attention.as_ref().map(|linear| ("model.linear_attention_freq", &linear.layers));
         let patterns =
             [("model.no_rope_freq", &self.no_rope_layers), ("model.window_attn_skip_freq", &self.window_layers)];
-        for (key, pattern) in patterns.into_iter().chain(moe_layers) {
+        for (key, pattern) in patterns.into_iter().chain(moe_layers).chain(linear_layers) {
             if let LayerPattern::Listed(layers) = pattern
                 && layers.len() != self.num_layers
             {
@@ -95,6 +101,8 @@ impl DecoderConfig {
         }
         let reason = if self.hybrid.is_some() {
             "a hybrid, whose layers have one block each"
+        } else if self.embedding_norm {
+            "a model with embedding_layernorm = true, which words further on do not have"
         } else if self.encoder.is_some() {
             "a model with an encoder"
         } else if self.position_embedding == PositionEmbedding::LearnedAbsolute {
@@ -116,6 +124,11 @@ impl DecoderConfig {
         if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
             return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
         }
+        let epsilon = latent.norm_epsilon;
+        if !(epsilon > 0.0 && epsilon.is_finite()) {
+            let message = format!("expected a number above 0, found {epsilon}");
+            return Err(invalid("model.latent_layernorm_epsilon", message));
+        }
         if self.num_query_groups != self.num_attention_heads {
             let message = format!(
                 "expected num_attention_heads ({}) with multi_latent_attention, which gives each head its keys, found {}",
@@ -127,9 +140,22 @@ impl DecoderConfig {
             let message = "expected false in a hybrid, whose attention has full or grouped key/value heads";
             return Err(invalid("model.multi_latent_attention", message.into()));
         }
-        if self.qk_layernorm_scope == QkNormScope::Projection {
+        if self.qk_layernorm_scope != QkNormScope::Head {
             let message = "expected head with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_layernorm_scope", message.into()));
+        }
+        if self.qk_layernorm_after_rope {
+            let message = "expected false with multi_latent_attention: there the latent vectors have norms";
+            return Err(invalid("model.qk_layernorm_after_rope", message.into()));
+        }
+        if self.has_fused_gates() {
+            let message =
+                "expected element or head with multi_latent_attention, which has no query-key-value projection";
+            return Err(invalid("model.attention_output_gate_form", message.into()));
+        }
+        if self.clip_qkv.is_some() {
+            let message = "expected null with multi_latent_attention, which has no query-key-value projection";
+            return Err(invalid("model.clip_qkv", message.into()));
         }
         if self.attention_sinks {
             let message = "expected false with multi_latent_attention, which has no sinks";
@@ -142,8 +168,13 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// A clamp and an offset belong to the gated unit of `quick_gelu`, as upstream.
+    /// A clamp and an offset belong to the gated unit of `quick_gelu`, as upstream. xIELU is not
+    /// gated, and not the unit of experts.
     fn validate_unit(&self) -> Result<(), ModelBuildError> {
+        if self.activation == Activation::Xielu && (self.gated_linear_unit || self.moe.is_some()) {
+            let message = "xielu needs gated_linear_unit = false, and no experts";
+            return Err(invalid("model.activation_func", message.into()));
+        }
         let clamp = self.activation_clamp;
         let set = [
             (
@@ -171,25 +202,64 @@ impl DecoderConfig {
             let message = "needs block_order = \"sequential\" and norm_placement = \"before\" or \"sandwich\": one norm that the block reads";
             return Err(invalid("model.apply_residual_connection_post_layernorm", message.into()));
         }
-        let has_state_space = self.has_block(HybridBlock::Mamba);
+        let has_state_space = self.has_state_space() || self.has_block(HybridBlock::ShortConv);
         match self.width_multiplier {
             Some(times) if !(times > 0.0 && times.is_finite()) => Err(invalid(
                 "model.mup_base_hidden_size",
                 format!("expected a width of at least 1, found a multiple of {times}"),
             )),
             Some(_) if has_state_space => {
-                let message =
-                    "expected false with Mamba layers, for whose parameters it does not say how they go with the width";
+                let message = "expected false with layers of Mamba or short convolutions, for whose parameters it does not say how they go with the width";
                 Err(invalid("model.use_mup", message.into()))
             }
             Some(_) | None => Ok(()),
         }
     }
 
+    fn validate_heads(&self) -> Result<(), ModelBuildError> {
+        if let Some(limit) = self.clip_qkv {
+            let key = "model.clip_qkv";
+            if !(limit > 0.0 && limit.is_finite()) {
+                return Err(invalid(key, format!("expected a number above 0, found {limit}")));
+            }
+            if self.output_gate == Some(OutputGateForm::Fused) {
+                let message = "expected null with fused gates: the projection that is limited makes them too";
+                return Err(invalid(key, message.into()));
+            }
+        }
+        if let Some(scale) = self.query_scale {
+            if !(scale.beta > 0.0 && scale.beta.is_finite()) {
+                let message = format!("expected a number above 0, found {}", scale.beta);
+                return Err(invalid("model.query_scale_beta", message));
+            }
+            if scale.length == 0 {
+                return Err(invalid("model.query_scale_length", "expected at least 1, found 0".into()));
+            }
+        }
+        if !self.qk_layernorm_after_rope {
+            return Ok(());
+        }
+        let key = "model.qk_layernorm_after_rope";
+        if !self.qk_layernorm && !self.qk_l2_norm {
+            return Err(invalid(
+                key,
+                "expected qk_layernorm = true or qk_l2_norm = true, of which it is the place".into(),
+            ));
+        }
+        if !matches!(self.position_embedding, PositionEmbedding::Rope(_)) {
+            return Err(invalid(key, "expected false without rotary embedding".into()));
+        }
+        Ok(())
+    }
+
     fn validate_norms(&self) -> Result<(), ModelBuildError> {
+        if self.norm.zero_centered_gamma && !self.norm.affine {
+            let message = "expected false with layernorm_affine = false: norms have no weights";
+            return Err(invalid("model.layernorm_zero_centered_gamma", message.into()));
+        }
         let covers_all = self.qk_layernorm_scope == QkNormScope::Projection;
         let key = "model.qk_layernorm_scope";
-        if covers_all && !self.qk_layernorm {
+        if self.qk_layernorm_scope != QkNormScope::Head && !self.qk_layernorm {
             return Err(invalid(key, "expected qk_layernorm = true, which it says more of".into()));
         }
         if covers_all && self.norm.kind != Normalization::RmsNorm {
@@ -260,8 +330,12 @@ impl DecoderConfig {
             .hybrid
             .as_ref()
             .map_or(0.0, |hybrid| 3.0 * size(hybrid.mamba.inner_size()) + 2.0 * size(hybrid.mamba.group_size()));
+        let linear = self.linear_attention.as_ref().map_or(0.0, |linear| {
+            let rows: f64 = linear.projected().into_iter().map(size).sum();
+            rows + size(linear.value_size()) + size(linear.decay_size())
+        });
         let widths = size(self.stacks().into_iter().fold(0, usize::saturating_add))
-            * (attention + mamba + 3.0 * (size(self.ffn_hidden_size) + experts));
+            * (attention + mamba + linear + 3.0 * (size(self.ffn_hidden_size) + experts));
         let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
         size(self.hidden_size) * (widths + tables)
     }
@@ -324,7 +398,19 @@ impl MoeConfig {
                 return Err(invalid("model.moe_router_group_topk", message));
             }
         }
+        if self.score_function == RouterScoreFunction::SparseMixer {
+            let excluded = [
+                ("model.moe_router_pre_softmax", self.pre_softmax),
+                ("model.moe_router_num_groups", self.num_groups.is_some()),
+                ("model.moe_router_enable_expert_bias", self.expert_bias),
+            ];
+            if let Some((key, _)) = excluded.into_iter().find(|(_, is_set)| *is_set) {
+                let message = "cannot be combined with moe_router_score_function = \"sparsemixer\"";
+                return Err(invalid(key, message.into()));
+            }
+        }
         let factors = [
+            ("model.moe_router_sparsemixer_jitter", self.sparsemixer_jitter),
             ("model.moe_aux_loss_coeff", self.aux_loss_coeff),
             ("model.moe_aux_loss_coeff", self.seq_aux_loss_coeff),
             ("model.moe_aux_loss_coeff", self.global_aux_loss_coeff),
@@ -370,6 +456,13 @@ impl RopeScaling {
         };
         match self {
             Self::Linear { factor } => above_zero("model.seq_len_interpolation_factor", *factor),
+            Self::Ntk { alpha } => {
+                if pairs < 2 {
+                    let message = format!("expected more than one rotated pair in a head, found {pairs}");
+                    return Err(invalid("model.rope_ntk_alpha", message));
+                }
+                above_zero("model.rope_ntk_alpha", *alpha)
+            }
             Self::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
                 if !(*factor >= 1.0 && factor.is_finite()) {
                     return Err(invalid("model.rope_scaling_factor", format!("expected at least 1, found {factor}")));

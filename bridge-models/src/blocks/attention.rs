@@ -1,6 +1,6 @@
 //! Self-attention with grouped key/value heads.
 
-use bridge_core::config::QkNormScope;
+use bridge_core::config::{Normalization, QkNormScope};
 use std::sync::Arc;
 
 use bridge_core::model::{
@@ -23,10 +23,13 @@ use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::{Norm, statistics};
+use super::output_gate;
+use super::query_scale;
+use super::recurrent_state::RecurrentState;
 use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges, total_exchanges};
 use super::residual::BlockOutput;
 use super::rope::LayerTables;
-use crate::architecture::config::{DecoderConfig, PositionEmbedding};
+use crate::architecture::config::{DecoderConfig, NormConfig, PositionEmbedding, QueryScaleConfig};
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
@@ -36,6 +39,8 @@ pub(crate) struct SelfAttention {
     k_layernorm: Option<Norm>,
     /// The sinks of this rank's heads, `[h]`.
     softmax_offset: Option<Param<Tensor<1>>>,
+    /// Gates on the output, where they have a layer of their own.
+    linear_gate: Option<Linear>,
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
@@ -52,8 +57,17 @@ struct Settings {
     use_rope: bool,
     /// Epsilon of the weightless norm of queries and keys.
     l2_norm: Option<f64>,
-    /// Query and key heads of all ranks, where one norm covers them.
-    normed_heads: Option<[usize; 2]>,
+    /// Scope of the norms of queries and keys.
+    norm_scope: QkNormScope,
+    /// True if they are normalized after the rotation.
+    norm_after_rope: bool,
+    /// Query and key heads of all ranks.
+    all_heads: [usize; 2],
+    /// True if the projection also makes the gates on the output.
+    fused_gates: bool,
+    /// Limit of queries, keys and values on both sides.
+    clip: Option<f64>,
+    query_scale: Option<QueryScaleConfig>,
 }
 
 /// The heads of one of `ranks`: whole groups, or of one group a part of the query heads with the
@@ -64,9 +78,9 @@ fn heads_of_a_rank(config: &DecoderConfig, ranks: usize) -> PackedHeads {
     PackedHeads { groups, queries_per_group: queries / groups, head_size: config.kv_channels }
 }
 
-/// Messages of ranks that share sequences: keys and values, with their bytes, and the document of
-/// each token.
-pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> Vec<Exchange> {
+/// Messages of ranks that share sequences: tensors of these bytes, such as keys and values, and the
+/// document of each token.
+pub(super) fn context_exchanges(sent: impl IntoIterator<Item = u64>, work: &Workload) -> Vec<Exchange> {
     let of = |bytes: u64| {
         [
             exchange(TrafficKind::Context, GroupKind::Context, Operation::AllGather, PassKind::Forward, 1, bytes),
@@ -80,7 +94,7 @@ pub(super) fn context_exchanges(keys_and_values: [u64; 2], work: &Workload) -> V
             ),
         ]
     };
-    let mut exchanges = keys_and_values.map(of).concat();
+    let mut exchanges: Vec<Exchange> = sent.into_iter().flat_map(of).collect();
     if work.documents {
         exchanges.push(exchange(
             TrafficKind::Context,
@@ -110,6 +124,8 @@ pub(crate) struct AttentionInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
+    /// State of a recurrent block after earlier tokens, in generation.
+    pub recurrent: Option<&'a mut RecurrentState>,
     /// Destination of the max logit, if it is recorded.
     pub max_logit: Option<Arc<MaxLogit>>,
 }
@@ -121,7 +137,8 @@ fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
     let h = config.hidden_size as f64;
     let queries = (config.num_attention_heads * config.kv_channels) as f64;
     let keys = (config.num_query_groups * config.kv_channels) as f64;
-    let projections = h * (queries + 2.0 * keys) + queries * h;
+    let gates = if config.has_fused_gates() { queries } else { 0.0 };
+    let projections = h * (queries + gates + 2.0 * keys) + queries * h;
     let whole = tokens * t;
     let seen = match config.window_size.filter(|_| config.window_layers.includes(index)) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
@@ -181,16 +198,28 @@ impl SelfAttention {
         let (queries, keys) = (n * h * d * a, n * g * d * a);
         let stream = n * config.hidden_size as u64 * a;
         let rotates = matches!(config.position_embedding, PositionEmbedding::Rope(_));
+        let normalizes = (config.qk_layernorm || config.qk_l2_norm) && config.normalizes_heads(index);
+        let (scales, gates) = (config.query_scale(index).is_some(), config.has_fused_gates());
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
-        let is_packed = !config.qk_layernorm && ranks == 1;
+        let is_packed = !normalizes && !scales && !gates && ranks == 1;
+        let of_gates = output_gate::cost(config, [groups * queries_per_group, head_size], work);
         let elements = n * config.hidden_size as u64;
         let mut kept = work.input_alone(elements) + queries + 2 * keys;
         let mut of_linear = stream;
-        if config.qk_layernorm {
+        if normalizes {
             kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
             of_linear += queries + keys;
         }
-        if !is_packed && (rotates || config.qk_layernorm) {
+        if normalizes && config.qk_layernorm_scope == QkNormScope::EachHead {
+            // Normalized heads, which the weights multiply, and those that the norm reads, in float32.
+            let wider = n * (h + g) * d * (2 * FLOAT32 - a);
+            kept += wider;
+            of_linear += wider;
+        }
+        // Masks of a byte an element where either limit holds.
+        let limits = if config.clip_qkv.is_some() { 2 * n * (h + 2 * g) * d } else { 0 };
+        kept += limits;
+        if !is_packed && (rotates || normalizes) {
             kept += queries + keys;
         }
         if ranks > 1 {
@@ -199,18 +228,19 @@ impl SelfAttention {
         // Query heads that share a key first form its gradient each for itself.
         let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
         let row = config.hidden_size as u64 * work.collective_bytes;
-        let layers = [[config.hidden_size, ((h + 2 * g) * d) as usize], [(h * d) as usize, config.hidden_size]];
+        let made = (h + 2 * g + if gates { h } else { 0 }) * d;
+        let layers = [[config.hidden_size, made as usize], [(h * d) as usize, config.hidden_size]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
-            flops: flops(config, index, work),
+            flops: flops(config, index, work) + of_gates.flops,
             // The output is counted too: the next projection keeps it.
-            kept: kept + queries + work.input_besides(n * h * d) + statistics_bytes(h, work),
+            kept: kept + queries + of_gates.kept + work.input_besides(n * h * d) + statistics_bytes(h, work),
             // The output is also the input that the next projection keeps.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
-                (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks),
+                (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks + of_gates.kept),
             ],
-            unmoved: statistics_bytes(h, work),
+            unmoved: statistics_bytes(h, work) + limits,
             // Gradients of the output, and of queries, keys and values.
             backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
             // Operands of the projection of queries, keys and values, and of the output projection.
@@ -223,7 +253,7 @@ impl SelfAttention {
             ),
             exchanges: [
                 enter_exchanges(row, work),
-                if config.qk_layernorm_scope == QkNormScope::Projection {
+                if normalizes && config.qk_layernorm_scope == QkNormScope::Projection {
                     total_exchanges(2, work)
                 } else {
                     Vec::new()
@@ -241,13 +271,20 @@ impl SelfAttention {
         let initial = InitialValues::new(config);
         let (c, d) = (config.hidden_size, config.kv_channels);
         let (heads, groups) = (config.num_attention_heads, config.num_query_groups);
+        let normalizes = config.normalizes_heads(index);
         let qk_norm = |name, heads: usize, cut| {
-            config.qk_layernorm.then(|| match config.qk_layernorm_scope {
+            (config.qk_layernorm && normalizes).then(|| match config.qk_layernorm_scope {
                 QkNormScope::Head => Norm::of_heads(config.norm, d, scope, name),
                 QkNormScope::Projection => Norm::of_projection(config.norm, heads * d, cut, scope, name),
+                QkNormScope::EachHead => {
+                    let kind = match config.norm.kind {
+                        Normalization::LayerNorm => Normalization::LayerNormNoBias,
+                        kind => kind,
+                    };
+                    Norm::of_projection(NormConfig { kind, ..config.norm }, heads * d, cut, scope, name)
+                }
             })
         };
-        let covers_all = config.qk_layernorm_scope == QkNormScope::Projection;
         let sinks = || {
             let scope = scope.child("core_attention");
             scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial.weight, ParameterRole::Bias)
@@ -256,7 +293,7 @@ impl SelfAttention {
             inputs: c,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
-            cut: TensorPartition::KeyValueGroups { groups, head_size: d },
+            cut: TensorPartition::KeyValueGroups { groups, head_size: d, gates: config.has_fused_gates() },
             initial: initial.weight,
         };
         let linear_proj = LinearConfig {
@@ -271,6 +308,7 @@ impl SelfAttention {
             q_layernorm: qk_norm("q_layernorm", heads, TensorPartition::Rows),
             k_layernorm: qk_norm("k_layernorm", groups, TensorPartition::KeyHeads { heads: groups }),
             softmax_offset: config.attention_sinks.then(sinks),
+            linear_gate: output_gate::layer(config, d, scope),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
                 packed: heads_of_a_rank(config, scope.place().tensor.size),
@@ -279,8 +317,13 @@ impl SelfAttention {
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
-                l2_norm: config.qk_l2_norm.then_some(config.norm.epsilon),
-                normed_heads: covers_all.then_some([heads, groups]),
+                l2_norm: (config.qk_l2_norm && normalizes).then_some(config.norm.epsilon),
+                norm_scope: config.qk_layernorm_scope,
+                norm_after_rope: config.qk_layernorm_after_rope,
+                all_heads: [heads, groups],
+                fused_gates: config.has_fused_gates(),
+                clip: config.clip_qkv,
+                query_scale: config.query_scale(index),
             },
         }
     }
@@ -304,43 +347,91 @@ impl SelfAttention {
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
             probe: input.max_logit.map(|max_logit| MaxLogitProbe { max_logit, first_query: 0 }),
         };
+        let mut gates_btf = self
+            .linear_gate
+            .as_ref()
+            .map(|layer| in_module(OffloadModule::QkvLinear, || layer.forward(x_btc.clone(), store)));
         let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
-        let is_plain = !has_norms && input.state.is_none() && regions.context().size() == 1;
+        let comes_between = has_norms || self.settings.fused_gates || self.settings.query_scale.is_some();
+        let is_plain = !comes_between && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
             let packed = self.settings.packed;
+            let qkv_btf = in_module(OffloadModule::QkvLinear, || self.limited(qkv_btf));
             in_module(OffloadModule::CoreAttn, || packed_attention(qkv_btf, packed, rotary, &options))
         } else {
-            let mut heads = in_module(OffloadModule::QkvLinear, || self.heads(qkv_btf, rotary, regions));
+            let (mut heads, gates_bthd) =
+                in_module(OffloadModule::QkvLinear, || self.heads(qkv_btf, rotary, input.positions, regions));
+            gates_btf = gates_bthd.map(|gates_bthd| gates_bthd.flatten(2, 3)).or(gates_btf);
             if let Some(state) = input.state {
                 [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
             }
             in_module(OffloadModule::CoreAttn, || attend(heads, options, regions))
+        };
+        let y_bthd = match gates_btf {
+            Some(gates_btf) => in_module(OffloadModule::CoreAttn, || output_gate::gated(y_bthd, gates_btf)),
+            None => y_bthd,
         };
         let [_, _, h, d] = y_bthd.dims();
         let (x, module) = (y_bthd.reshape([b, t, h * d]).into(), Some(OffloadModule::AttnProj));
         BlockOutput::Product { x, linear: &self.linear_proj, store, module }
     }
 
-    /// Queries, keys and values, normalized and rotated.
-    fn heads(&self, qkv_btf: Tensor<3>, rotary: Option<(&RotaryTable, &Positions)>, regions: &Regions) -> Heads {
-        let [mut q_bthd, mut k_btgd, v_btgd] = self.settings.packed.unpack(qkv_btf);
-        if let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) {
-            [q_bthd, k_btgd] = match self.settings.normed_heads {
-                None => [of_queries.forward(q_bthd), of_keys.forward(k_btgd)],
-                Some(heads) => normalized_over_ranks([(of_queries, q_bthd), (of_keys, k_btgd)], heads, regions),
-            };
+    /// Queries, keys and values, normalized and rotated, and the gates of the same projection.
+    fn heads(
+        &self,
+        qkv_btf: Tensor<3>,
+        rotary: Option<(&RotaryTable, &Positions)>,
+        positions: &Positions,
+        regions: &Regions,
+    ) -> (Heads, Option<Tensor<4>>) {
+        let (q_bthd, gates_bthd, k_btgd, v_btgd) = if self.settings.fused_gates {
+            let [q_bthd, gates_bthd, k_btgd, v_btgd] = self.settings.packed.unpack_with_gates(qkv_btf);
+            (q_bthd, Some(gates_bthd), k_btgd, v_btgd)
+        } else {
+            let [q_bthd, k_btgd, v_btgd] = self.settings.packed.unpack(qkv_btf);
+            (q_bthd, None, k_btgd, v_btgd)
+        };
+        let rotated = |heads: [Tensor<4>; 2]| match rotary {
+            Some((table, positions)) => heads.map(|x_bthd| apply_rotary(x_bthd, table, positions)),
+            None => heads,
+        };
+        let (heads, v_btgd) = ([q_bthd, k_btgd], self.limited(v_btgd));
+        let limited = |heads: [Tensor<4>; 2]| heads.map(|x_bthd| self.limited(x_bthd));
+        let [q_bthd, k_btgd] = match self.settings.norm_after_rope {
+            false => rotated(limited(self.normalized(heads, regions))),
+            true => self.normalized(rotated(limited(heads)), regions),
+        };
+        let q_bthd = query_scale::scaled(q_bthd, self.settings.query_scale, positions);
+        (Heads { q_bthd, k_btgd, v_btgd }, gates_bthd)
+    }
+
+    /// Values within the layer's limit on both sides.
+    fn limited<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        match self.settings.clip {
+            Some(limit) => x.clamp(-limit, limit),
+            None => x,
         }
+    }
+
+    /// Queries and keys, `[b, t, heads, d]`, by the norms of the layer.
+    fn normalized(&self, [q_bthd, k_btgd]: [Tensor<4>; 2], regions: &Regions) -> [Tensor<4>; 2] {
         if let Some(epsilon) = self.settings.l2_norm {
-            (q_bthd, k_btgd) = (l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon));
+            return [l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon)];
         }
-        if let Some((table, positions)) = rotary {
-            q_bthd = apply_rotary(q_bthd, table, positions);
-            k_btgd = apply_rotary(k_btgd, table, positions);
+        let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) else {
+            return [q_bthd, k_btgd];
+        };
+        match self.settings.norm_scope {
+            QkNormScope::Head => [of_queries.forward(q_bthd), of_keys.forward(k_btgd)],
+            QkNormScope::EachHead => [of_queries.forward_each_head(q_bthd), of_keys.forward_each_head(k_btgd)],
+            QkNormScope::Projection => {
+                let parts = [(of_queries, q_bthd), (of_keys, k_btgd)];
+                normalized_over_ranks(parts, self.settings.all_heads, regions)
+            }
         }
-        Heads { q_bthd, k_btgd, v_btgd }
     }
 }
 

@@ -12,6 +12,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::init::InitialValues;
+use super::norm::{Norm, statistics};
 use super::regions::{Regions, leave_exchanges};
 use super::residual::scaled;
 use crate::architecture::config::{DecoderConfig, PositionEmbedding};
@@ -68,6 +69,8 @@ impl Table {
 pub(crate) struct Embedding {
     word_embeddings: Table,
     position_embeddings: Option<Table>,
+    /// Norm of the sum of both.
+    layernorm: Option<Norm>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
     /// Factor on the words' rows.
@@ -88,6 +91,7 @@ impl Embedding {
         Self {
             word_embeddings: Self::words_at(config, scope),
             position_embeddings: learned.then(positions),
+            layernorm: config.embedding_norm.then(|| Norm::new(config.norm, config.hidden_size, scope, "layernorm")),
             vocab_size: config.padded_vocab_size,
             multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
@@ -95,15 +99,17 @@ impl Embedding {
         }
     }
 
-    /// Cost of the segment, which keeps the ids.
+    /// Cost of the segment, which keeps the ids, and the input of a norm.
     pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         let c = config.hidden_size as u64;
-        SegmentCost {
-            kept: work.tokens() * 8,
-            backward: work.tokens_between_blocks() * c * work.stream_bytes,
+        let (rows, stream) = (work.tokens_between_blocks(), work.tokens_between_blocks() * c * work.stream_bytes);
+        let embedding = SegmentCost {
+            kept: work.tokens() * 8 + if config.embedding_norm { stream } else { 0 },
+            backward: stream,
             exchanges: leave_exchanges(c * work.collective_bytes, work),
             ..SegmentCost::default()
-        }
+        };
+        if config.embedding_norm { embedding.and(statistics(config.norm, rows)) } else { embedding }
     }
 
     /// The word embedding of the embedding at `scope`: the embedding's own, or the copy of a tied
@@ -136,6 +142,10 @@ impl Embedding {
             x_btc = x_btc + rows_of_positions(table.weight.val(), positions, regions.own_rows(t));
         }
         let x_btc = if self.is_wide { x_btc.cast(FloatDType::F32) } else { x_btc };
+        let x_btc = match &self.layernorm {
+            Some(norm) => norm.forward(x_btc),
+            None => x_btc,
+        };
         regions.dropout(x_btc, self.dropout, key)
     }
 }

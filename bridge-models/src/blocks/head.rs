@@ -6,8 +6,8 @@ use bridge_dist::mesh::GroupKind;
 use bridge_kernels::cross_entropy::{cap, chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 use bridge_kernels::vocab_parallel_cross_entropy::{self as vocab_parallel, VocabularyExchange, VocabularyShard};
 use bridge_kernels::{
-    CrossEntropyOptions, DropoutKey, LinearWeight, TokenAccuracy, linear_cross_entropy_counting, linear_weighted,
-    vocab_parallel_cross_entropy,
+    CrossEntropyOptions, DropoutKey, LinearWeight, OutputLayer, TokenAccuracy, linear_cross_entropy_counting,
+    linear_weighted, vocab_parallel_cross_entropy,
 };
 use bridge_regions::{Cut, gather_replicated};
 use burn::tensor::{Int, Tensor};
@@ -66,16 +66,30 @@ impl OutputParts for HeadOutputs<'_> {
 pub(crate) struct Projection {
     /// `[v, c]`: this rank's rows of the vocabulary.
     pub weight_vc: LinearWeight,
+    /// `[v]`: the biases of these rows.
+    pub bias_v: Option<Tensor<1>>,
     /// Rows of all ranks.
     pub vocab_size: usize,
-    /// Factor on the logits, before the cap. Their inputs are scaled, which are fewer.
+    /// Factor on the logits, before the cap. Their inputs are scaled, which are fewer, and the
+    /// biases.
     pub multiplier: f64,
     /// Soft cap on the logits.
     pub softcap: Option<f64>,
 }
 
+impl Projection {
+    /// The biases as they are added to the products of scaled inputs.
+    fn scaled_bias(&self) -> Option<Tensor<1>> {
+        let scale = |bias_v: Tensor<1>| if self.multiplier == 1.0 { bias_v } else { bias_v * self.multiplier };
+        self.bias_v.clone().map(scale)
+    }
+}
+
 /// Cost of projection and loss: besides its input the fused kernel keeps both of its gradients,
 /// which it makes in the forward, in float32.
+///
+/// A bias has a gradient too. On GPUs it is one of eight more columns of the weight
+/// ([`linear_cross_entropy_counting`]), which is copied for that.
 ///
 /// Ranks exchange three numbers for each token: the largest logit; then, in one operation, the sum
 /// of exponentials and the target's logit. The CPU's float32 kernel goes through tokens in chunks.
@@ -94,13 +108,19 @@ pub(crate) fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
         operations: 2 * n.div_ceil(chunk.max(1)),
         bytes: 3 * n * FLOAT32,
     });
+    let bias = if config.output_bias { rows as u64 } else { 0 };
+    let is_widened = config.output_bias && !work.on_cpu && work.place.tensor.size == 1;
+    let widened = if is_widened { (n + rows as u64) * (c + 8) * work.activation_bytes } else { 0 };
     SegmentCost {
         flops: flops(work.all_tokens(), config.hidden_size, v),
-        kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32,
+        kept: n * c * work.activation_bytes + n * c * FLOAT32 + rows as u64 * c * FLOAT32 + bias * FLOAT32,
         backward: work.tokens_between_blocks() * c * work.stream_bytes,
         cross_entropy: match work.place.tensor.size {
             _ if work.on_cpu => workspace_bytes(n as usize, rows) as u64,
-            1 => workspace_bytes_on_gpu(n as usize, [rows, config.hidden_size], work.activation_bytes as usize) as u64,
+            1 => {
+                let shape = [rows, config.hidden_size];
+                workspace_bytes_on_gpu(n as usize, shape, work.activation_bytes as usize) as u64 + widened
+            }
             // Plain operations on all tokens.
             _ => n * rows as u64 * FLOAT32,
         },
@@ -132,6 +152,7 @@ pub(crate) fn loss_sum(
     regions: &Regions,
     accuracy: Option<&TokenAccuracy>,
 ) -> Tensor<1> {
+    let output = OutputLayer { weight_vc: projection.weight_vc.clone(), bias_v: projection.scaled_bias() };
     let x_btc = regions.enter(scaled(x_btc, projection.multiplier));
     let [b, t, c] = x_btc.dims();
     let options = CrossEntropyOptions { softcap: projection.softcap, z_loss: None };
@@ -140,7 +161,7 @@ pub(crate) fn loss_sum(
     let mask_n = targets.mask_bt.reshape([b * t]);
     let group = regions.tensor();
     if group.size() == 1 {
-        return linear_cross_entropy_counting(x_nc, projection.weight_vc, ids_n, mask_n, &options, accuracy);
+        return linear_cross_entropy_counting(x_nc, output, ids_n, mask_n, &options, accuracy);
     }
     let (size, ranks) = (projection.vocab_size, group.size());
     let start = vocabulary_rows(size, group.rank(), ranks).start;
@@ -148,7 +169,7 @@ pub(crate) fn loss_sum(
     let n = b * t;
     if size.is_multiple_of(ranks) {
         let targets = vocab_parallel::Targets { ids_n, mask_n };
-        return vocab_parallel_cross_entropy(x_nc, projection.weight_vc, targets, &shard, &options);
+        return vocab_parallel_cross_entropy(x_nc, output, targets, &shard, &options);
     }
     // The operation exchanges figures chunk by chunk, and ranks with more vocabulary rows use
     // shorter chunks. A chunk length that fits the largest shard is one chunk on every rank.
@@ -158,7 +179,7 @@ pub(crate) fn loss_sum(
             mask_n: mask_n.clone().narrow(0, first, count),
         };
         let x_nc = x_nc.clone().narrow(0, first, count);
-        vocab_parallel_cross_entropy(x_nc, projection.weight_vc.clone(), targets, &shard, &options)
+        vocab_parallel_cross_entropy(x_nc, output.clone(), targets, &shard, &options)
     };
     let chunk = chunk_rows(n, size.div_ceil(ranks));
     let losses = (0..n).step_by(chunk).map(|first| loss_of(first, chunk.min(n - first)));
@@ -168,7 +189,7 @@ pub(crate) fn loss_sum(
 /// `[b, t, c]` -> `[b, t, v]`, the whole vocabulary on every rank.
 pub(crate) fn logits(x_btc: Tensor<3>, projection: Projection, regions: &Regions) -> Tensor<3> {
     let x_btc = regions.enter(scaled(x_btc, projection.multiplier));
-    let own = linear_weighted(x_btc, &projection.weight_vc, None, None);
+    let own = linear_weighted(x_btc, &projection.weight_vc, projection.scaled_bias(), None);
     cap(gather_vocabulary(own, projection.vocab_size, regions.tensor()), projection.softcap)
 }
 

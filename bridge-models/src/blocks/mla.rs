@@ -23,10 +23,12 @@ use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
 use super::norm::Norm;
+use super::output_gate;
+use super::query_scale;
 use super::recompute::recomputed;
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
-use crate::architecture::config::{DecoderConfig, LatentConfig, NormConfig};
+use crate::architecture::config::{DecoderConfig, LatentConfig, NormConfig, QueryScaleConfig};
 
 /// The dimension of a token's elements in `[b, t, c]`, and of a head's in `[b, t, h, d]`.
 const FEATURES: usize = 2;
@@ -43,6 +45,8 @@ pub(crate) struct LatentAttention {
     linear_kv_down_proj: Linear,
     kv_layernorm: Option<Norm>,
     linear_kv_up_proj: Linear,
+    /// Gates on the output.
+    linear_gate: Option<Linear>,
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
@@ -64,6 +68,7 @@ struct Settings {
     softcap: Option<f64>,
     dropout: f64,
     use_rope: bool,
+    query_scale: Option<QueryScaleConfig>,
 }
 
 impl LatentAttention {
@@ -82,6 +87,8 @@ impl LatentAttention {
         // elements of keys.
         let q = latent.q_lora_rank.unwrap_or(config.hidden_size);
         let entered = [q, latent.kv_lora_rank, latent.qk_pos_emb_head_dim].into_iter();
+        let of_gates = output_gate::cost(config, [heads as usize, latent.v_head_dim], work);
+        let entered = entered.chain(config.output_gate.map(|_| config.hidden_size));
         let enter = entered.flat_map(|size| enter_exchanges(size as u64 * work.collective_bytes, work));
         // Queries, keys, values and the output.
         let gathered = if ranks > 1 { (keys + values) * ranks } else { 0 };
@@ -104,7 +111,7 @@ impl LatentAttention {
         ];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
-            flops: flops(config, latent, index, work),
+            flops: flops(config, latent, index, work) + of_gates.flops,
             // The stream, which projections of queries and of keys and values read, latent vectors
             // before and after their norms, and the queries, keys and values made of them.
             kept: work.input_alone(n * config.hidden_size as u64)
@@ -112,6 +119,7 @@ impl LatentAttention {
                 + latents
                 + work.input_alone(n * small as u64)
                 + work.input_besides(of_heads(latent.v_head_dim))
+                + of_gates.kept
                 + if is_recomputed { values } else { heads_of_all },
             modules: vec![
                 (OffloadModule::QkvLinear.name(), stream + 2 * latents),
@@ -163,6 +171,7 @@ impl LatentAttention {
                 TensorPartition::Rows,
                 false,
             ),
+            linear_gate: output_gate::layer(config, latent.v_head_dim, scope),
             linear_proj: linear("linear_proj", h * latent.v_head_dim, c, TensorPartition::Columns, config.proj_bias),
             settings: Settings {
                 heads: h / scope.place().tensor.size,
@@ -175,6 +184,7 @@ impl LatentAttention {
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
+                query_scale: config.query_scale(index),
             },
             recomputes: config.recomputed.mla_up_proj,
         }
@@ -192,6 +202,10 @@ impl LatentAttention {
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.for_window(self.settings.window).clone(), input.positions.clone()));
         let of_linear = OffloadModule::QkvLinear;
+        let gates_btf = self.linear_gate.as_ref().map(|layer| {
+            let x_btc = regions.enter_recomputable(x_btc.clone());
+            in_module(of_linear, || layer.forward(x_btc, store))
+        });
         let down_btf = in_module(of_linear, || self.linear_kv_down_proj.forward(x_btc.clone(), store));
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
         let latent_btr = regions.enter(in_module(of_linear, || normed(&self.kv_layernorm, latent_btr)));
@@ -221,6 +235,7 @@ impl LatentAttention {
             settings: self.settings,
             regions: regions.clone(),
             rotary,
+            positions: input.positions.clone(),
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids,
             probe: input.max_logit.map(|max_logit| MaxLogitProbe { max_logit, first_query: 0 }),
@@ -239,6 +254,12 @@ impl LatentAttention {
         } else {
             context.attend(queries, values, x_btf, [latent_bsr, k_bsp])
         };
+        let y_btf = match gates_btf {
+            Some(gates_btf) => in_module(OffloadModule::CoreAttn, || {
+                output_gate::gated(y_btf.reshape([b, t, h, v]), gates_btf).reshape([b, t, h * v])
+            }),
+            None => y_btf,
+        };
         let (x, module) = (y_btf.reshape([b, t, h * v]).into(), Some(OffloadModule::AttnProj));
         BlockOutput::Product { x, linear: &self.linear_proj, store, module }
     }
@@ -249,6 +270,7 @@ struct AttentionContext {
     settings: Settings,
     regions: Regions,
     rotary: Option<(RotaryTable, Positions)>,
+    positions: Positions,
     dropout: Option<(f64, DropoutKey)>,
     document_ids: Option<Tensor<2, Int>>,
     probe: Option<MaxLogitProbe>,
@@ -272,6 +294,7 @@ impl AttentionContext {
         let q_bthd: Tensor<4> = in_module(of_linear, || queries.forward(x_btf, store)).reshape([b, t, h, n + p]);
         let q_bthp = rotate(q_bthd.clone().narrow(HEAD, n, p), self.rotary.as_ref());
         let q_bthd = Tensor::cat(vec![q_bthd.narrow(HEAD, 0, n), q_bthp], HEAD);
+        let q_bthd = query_scale::scaled(q_bthd, self.settings.query_scale, &self.positions);
         let up_bshf = in_module(of_linear, || values.forward(latent_bsr, store));
         let up_bshf: Tensor<4> = up_bshf.reshape([b, s, h, n + v]);
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);

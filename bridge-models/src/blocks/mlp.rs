@@ -1,8 +1,11 @@
 //! The feed-forward block, plain or gated.
 
+use bridge_core::config::Activation;
 use bridge_core::model::{Scope, SegmentCost, TensorPartition, WeightGradientStore, Workload};
-use bridge_kernels::offload::{Module as OffloadModule, in_module, in_modules};
-use bridge_kernels::{DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Recomputable, dropout, grouped_mlp};
+use bridge_kernels::offload::{Module as OffloadModule, in_module, in_modules, in_unit};
+use bridge_kernels::{
+    DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Recomputable, dropout, glu_recomputable, grouped_mlp,
+};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
@@ -10,6 +13,7 @@ use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
+use super::xielu::Xielu;
 use crate::architecture::config::DecoderConfig;
 
 /// An expert's first layer and non-linearity.
@@ -21,8 +25,13 @@ const EXPERT: [OffloadModule; 2] = [OffloadModule::ExpertFc1, OffloadModule::Moe
 pub(crate) struct Mlp {
     linear_fc1: Linear,
     linear_fc2: Linear,
+    /// The non-linearity, if it has parameters.
+    activation: Option<Xielu>,
+    /// The non-linearity without parameters.
     #[module(skip)]
-    unit: FeedForwardUnit,
+    unit: Option<FeedForwardUnit>,
+    /// Factor on the gate, before the activation.
+    gate_multiplier: f64,
 }
 
 /// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in
@@ -73,7 +82,8 @@ impl Mlp {
 
     /// The block at `scope`, of width `f` over all ranks.
     pub fn new(config: &DecoderConfig, f: usize, scope: &Scope) -> Self {
-        Self::with_second(config, config.hidden_size, f, scope, Linear::new)
+        let gate_multiplier = config.hybrid.as_ref().map_or(1.0, |hybrid| hybrid.factors.mlp_gate);
+        Self { gate_multiplier, ..Self::with_second(config, config.hidden_size, f, scope, Linear::new) }
     }
 
     /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
@@ -103,7 +113,9 @@ impl Mlp {
         Self {
             linear_fc1: Linear::new(&linear_fc1, scope, "linear_fc1"),
             linear_fc2: second(&linear_fc2, scope, "linear_fc2"),
+            activation: (config.activation == Activation::Xielu).then(|| Xielu::new(scope)),
             unit: config.feed_forward_unit(),
+            gate_multiplier: 1.0,
         }
     }
 
@@ -141,13 +153,13 @@ impl Mlp {
     pub fn forward_term_recomputing(&self, x_nc: Tensor<2>) -> Tensor<2> {
         let [n, c] = x_nc.dims();
         let before = in_module(OffloadModule::ExpertFc1, || self.linear_fc1.forward(x_nc.reshape([1, n, c]), None));
-        self.linear_fc2.forward_of_unit(before, self.unit).reshape([n, c])
+        self.linear_fc2.forward_of_unit(before, self.fixed_unit()).reshape([n, c])
     }
 
     /// The block, bound to the current pass: for operations that run again in backward.
     pub fn in_this_pass(&self) -> Self {
         let (linear_fc1, linear_fc2) = (self.linear_fc1.in_this_pass(), self.linear_fc2.in_this_pass());
-        Self { linear_fc1, linear_fc2, unit: self.unit }
+        Self { linear_fc1, linear_fc2, ..self.clone() }
     }
 
     /// This rank's term of a sum over the tensor-parallel ranks, without communication; with one
@@ -186,11 +198,34 @@ impl Mlp {
             GroupedLinear { weights_oi, biases_o: biases_o.into_iter().flatten().collect() }
         };
         let (first, second) = (grouped(|block| &block.linear_fc1), grouped(|block| &block.linear_fc2));
-        in_modules(EXPERT, || grouped_mlp(x_mc, counts, &GroupedMlp { first, unit: blocks[0].unit, second }))
+        in_modules(EXPERT, || grouped_mlp(x_mc, counts, &GroupedMlp { first, unit: blocks[0].fixed_unit(), second }))
     }
 
     /// `[b, t, c]` -> `[b, t, f]`, of this rank's columns.
     fn hidden(&self, x_btc: Recomputable<3>, store: Option<&WeightGradientStore>) -> Recomputable<3> {
-        self.linear_fc1.forward_and_activate(x_btc, self.unit, store)
+        if let Some(xielu) = &self.activation {
+            let x_btf = self.linear_fc1.forward(x_btc, store);
+            return in_unit(|| xielu.forward(x_btf));
+        }
+        match self.fixed_unit() {
+            FeedForwardUnit::Gated(unit) if self.gate_multiplier != 1.0 => {
+                glu_recomputable(with_gate_scaled(self.linear_fc1.forward(x_btc, store), self.gate_multiplier), unit)
+            }
+            unit => self.linear_fc1.forward_and_activate(x_btc, unit, store),
+        }
     }
+
+    /// The non-linearity of a block whose non-linearity has no parameters.
+    fn fixed_unit(&self) -> FeedForwardUnit {
+        self.unit.expect("the configuration has checked that experts have no unit with parameters")
+    }
+}
+
+/// The first product of a gated unit with a factor on the gate, its first half: `[b, t, 2 f]` ->
+/// the same.
+fn with_gate_scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
+    let [_, _, columns] = x.dims();
+    let half = |factor: f64| Tensor::<1>::full([columns / 2], factor, (&x.device(), x.dtype()));
+    let factors = Tensor::cat(vec![half(factor), half(1.0)], 0);
+    x * factors.unsqueeze()
 }

@@ -4,10 +4,14 @@
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
 //! | `biased_attention` | attention with relative positions, in both directions, and across sequences |
-//! | `key_values` | KV cache |
+//! | `gated_delta_net` | linear attention by the gated delta rule |
+//! | `key_values`, `recurrent_state` | generation states: KV cache, state of a recurrent block |
 //! | `mla` | attention by latent vectors |
+//! | `output_gate`, `query_scale` | gates on attention's output, factors on queries by position |
 //! | `moe` | mixture of experts |
-//! | `ssm` | Mamba-2's state space block |
+//! | `ssm` | the state space blocks of Mamba-2 and of the first Mamba |
+//! | `short_conv` | a short convolution between two gates |
+//! | `xielu` | activation with trained slopes |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values of parameters |
 //! | `recompute` | parts of a segment that run again in backward |
@@ -21,6 +25,7 @@ pub(crate) mod attention;
 pub(crate) mod biased_attention;
 pub(crate) mod context_parallel;
 pub(crate) mod embedding;
+pub(crate) mod gated_delta_net;
 pub(crate) mod head;
 pub(crate) mod init;
 pub(crate) mod key_values;
@@ -29,8 +34,13 @@ pub(crate) mod mla;
 pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
+pub(crate) mod output_gate;
+pub(crate) mod query_scale;
 pub(crate) mod recompute;
+pub(crate) mod recurrent_state;
 pub(crate) mod regions;
 pub(crate) mod residual;
 pub(crate) mod rope;
+pub(crate) mod short_conv;
 pub(crate) mod ssm;
+pub(crate) mod xielu;

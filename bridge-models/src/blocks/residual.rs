@@ -38,6 +38,8 @@ pub(crate) struct Branch<'a> {
     pub block: Box<dyn FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a>,
     /// Norm of the block's output, before it is added.
     pub after: Option<&'a Norm>,
+    /// Factor on the block's output, beside that of all branches.
+    pub multiplier: f64,
     /// Key of the dropout mask of the output.
     pub key: Option<DropoutKey>,
 }
@@ -111,7 +113,7 @@ impl Residual<'_> {
         let stream_btc = scaled(stream_btc, self.stream_multiplier);
         let sum_btc = branches.into_iter().zip(inputs).fold(stream_btc, |stream_btc, (branch, input_btc)| {
             let output = (branch.block)(input_btc);
-            self.add(stream_btc, output, branch.after, branch.key)
+            self.add(stream_btc, output, branch.after, self.branch_multiplier * branch.multiplier, branch.key)
         });
         match self.norm {
             Some(norm) => norm.forward(sum_btc),
@@ -124,13 +126,12 @@ impl Residual<'_> {
         stream_btc: Tensor<3>,
         output: BlockOutput,
         after: Option<&Norm>,
+        multiplier: f64,
         key: Option<DropoutKey>,
     ) -> Tensor<3> {
         let dtype = FloatDType::from(stream_btc.dtype());
-        let adds_unchanged = after.is_none()
-            && self.branch_multiplier == 1.0
-            && (self.dropout == 0.0 || key.is_none())
-            && dtype == self.block_dtype;
+        let adds_unchanged =
+            after.is_none() && multiplier == 1.0 && (self.dropout == 0.0 || key.is_none()) && dtype == self.block_dtype;
         match output {
             BlockOutput::Product { x, linear, store: None, module }
                 if adds_unchanged && self.regions.tensor().size() == 1 =>
@@ -143,7 +144,7 @@ impl Residual<'_> {
                     Some(norm) => norm.forward(y_btc),
                     None => y_btc,
                 };
-                let y_btc = scaled(y_btc, self.branch_multiplier);
+                let y_btc = scaled(y_btc, multiplier);
                 stream_btc + self.regions.dropout(y_btc, self.dropout, key).cast(dtype)
             }
         }

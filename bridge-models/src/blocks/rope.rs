@@ -86,13 +86,14 @@ impl Rotary {
         let device = device.clone().without_autodiff();
         let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
         let factor = rope.attention_factor() as f32;
-        let table = |sequences, length| {
-            GrowingTable::new(inverse_frequencies(rope, head_size, sequences), factor, pairing, length, &device)
+        let turns = |rope: &RopeConfig, sequences| -> Vec<f32> {
+            let frequencies = inverse_frequencies(rope, head_size, sequences).into_iter();
+            frequencies.map(|frequency| if rope.reversed { -frequency } else { frequency }).collect()
         };
+        let table = |sequences, length| GrowingTable::new(turns(rope, sequences), factor, pairing, length, &device);
         let windowed = rope.windowed_base.map(|base| {
             let rope = RopeConfig { base, scaling: None, ..rope.clone() };
-            let frequencies = inverse_frequencies(&rope, head_size, Sequences::Short);
-            GrowingTable::new(frequencies, 1.0, pairing, length, &device)
+            GrowingTable::new(turns(&rope, Sequences::Short), 1.0, pairing, length, &device)
         });
         match rope.short_length() {
             Some(short) if short < length => {
@@ -143,12 +144,13 @@ pub(crate) enum Sequences {
 /// Every step is rounded to float32, because the released models' frequencies are.
 pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences: Sequences) -> Vec<f32> {
     let rotated = rope.rotary_size(head_size);
+    let base = rope.base_of(rotated);
     let powers = (0..rotated).step_by(2).map(|i| {
         let exponent = i as f32 / rotated as f32;
-        rope.base.powf(f64::from(exponent)) as f32
+        base.powf(f64::from(exponent)) as f32
     });
     match &rope.scaling {
-        None => powers.map(|power| 1.0 / power).collect(),
+        None | Some(RopeScaling::Ntk { .. }) => powers.map(|power| 1.0 / power).collect(),
         Some(RopeScaling::Linear { factor }) => powers.map(|power| 1.0 / power / *factor as f32).collect(),
         Some(RopeScaling::Llama3 {
             factor,
@@ -236,7 +238,7 @@ impl RopeConfig {
     /// Factor on cosines and sines, and so on the rotated part of queries and keys.
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
-            None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }) => 1.0,
+            None | Some(RopeScaling::Linear { .. } | RopeScaling::Ntk { .. } | RopeScaling::Llama3 { .. }) => 1.0,
             Some(RopeScaling::LongRope { attention_factor, .. }) => *attention_factor,
             Some(RopeScaling::Yarn(yarn)) => match (yarn.attention_factor, yarn.mscale, yarn.mscale_all_dim) {
                 (Some(factor), ..) => factor,
@@ -253,7 +255,13 @@ impl RopeConfig {
             Some(RopeScaling::LongRope { original_max_position_embeddings, .. }) => {
                 Some(*original_max_position_embeddings)
             }
-            None | Some(RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } | RopeScaling::Yarn(_)) => None,
+            None
+            | Some(
+                RopeScaling::Linear { .. }
+                | RopeScaling::Ntk { .. }
+                | RopeScaling::Llama3 { .. }
+                | RopeScaling::Yarn(_),
+            ) => None,
         }
     }
 }
@@ -263,7 +271,7 @@ mod tests {
     use super::*;
 
     fn plain() -> RopeConfig {
-        RopeConfig { base: 10_000.0, percent: 1.0, interleaved: false, scaling: None, windowed_base: None }
+        RopeConfig::neutral()
     }
 
     #[test]
@@ -328,6 +336,15 @@ mod tests {
         )) {
             assert_eq!(*a, b / 4.0);
         }
+    }
+
+    #[test]
+    fn a_grown_base_divides_the_lowest_frequency_and_keeps_the_highest() {
+        let scaled = RopeConfig { scaling: Some(RopeScaling::Ntk { alpha: 8.0 }), ..plain() };
+        let (found, plain) =
+            (inverse_frequencies(&scaled, 22, Sequences::Short), inverse_frequencies(&plain(), 22, Sequences::Short));
+        assert_eq!(found[0], plain[0]);
+        assert!((found[10] * 8.0 / plain[10] - 1.0).abs() < 1e-5);
     }
 
     #[test]

@@ -14,6 +14,10 @@ pub(super) struct Settings {
     pub pre_softmax: bool,
     pub scaling_factor: f64,
     pub precision: Option<RouterDType>,
+    /// With softmax scores experts are compared by probabilities, to which a bias may be added, or of
+    /// which a group has a sum.
+    pub compares_probabilities: bool,
+    pub sparsemixer_jitter: f64,
 }
 
 impl Settings {
@@ -33,6 +37,9 @@ impl Settings {
             pre_softmax,
             scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
             precision: moe.router_precision,
+            compares_probabilities: moe.expert_bias
+                || moe.num_groups.is_some() && (pre_softmax || moe.group_score_topk.is_some()),
+            sparsemixer_jitter: moe.sparsemixer_jitter,
         }
     }
 
@@ -90,6 +97,9 @@ pub(super) struct Choice {
     probabilities_ne: Vec<f64>,
     /// With sigmoid scores those, `[n, e]`.
     sigmoids_ne: Vec<f64>,
+    /// With SparseMixer the softmax over the scores close to that of each chosen expert, `[n, k,
+    /// e]`.
+    close_nke: Vec<f64>,
     /// `log(sum exp score)` of each token.
     pub log_z_n: Vec<f64>,
     pub experts_nk: Vec<usize>,
@@ -118,6 +128,7 @@ impl Choice {
             topk,
             probabilities_ne: Vec::with_capacity(scores_ne.len()),
             sigmoids_ne: Vec::new(),
+            close_nke: Vec::new(),
             log_z_n: Vec::with_capacity(n),
             experts_nk: Vec::with_capacity(n * topk),
             by_score_nk: Vec::with_capacity(n * topk),
@@ -127,7 +138,7 @@ impl Choice {
         for (token, scores) in scores_ne.chunks_exact(num_experts).enumerate() {
             let (probabilities, log_z) = softmax(scores.iter().copied());
             let sigmoids: Vec<f64> = match settings.score_function {
-                RouterScoreFunction::Softmax => Vec::new(),
+                RouterScoreFunction::Softmax | RouterScoreFunction::SparseMixer => Vec::new(),
                 RouterScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
             };
             let compared: Vec<f64> = match (selection_scores_ne, settings.score_function) {
@@ -135,10 +146,10 @@ impl Choice {
                 (None, RouterScoreFunction::Sigmoid) => {
                     sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect()
                 }
-                (None, RouterScoreFunction::Softmax) if settings.pre_softmax && settings.groups.is_some() => {
-                    probabilities.clone()
+                (None, RouterScoreFunction::Softmax) if settings.compares_probabilities => {
+                    probabilities.iter().zip(bias_e).map(|(p, bias)| p + f64::from(*bias)).collect()
                 }
-                (None, RouterScoreFunction::Softmax) => scores.to_vec(),
+                (None, RouterScoreFunction::Softmax | RouterScoreFunction::SparseMixer) => scores.to_vec(),
             };
             let candidates =
                 settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
@@ -151,6 +162,12 @@ impl Choice {
                 }
                 RouterScoreFunction::Softmax if settings.pre_softmax => {
                     order.iter().map(|expert| probabilities[*expert]).collect()
+                }
+                RouterScoreFunction::SparseMixer => {
+                    let close = sparse_mixer(scores, &order, settings.sparsemixer_jitter);
+                    let weights = order.iter().zip(&close).map(|(expert, close)| close[*expert]).collect();
+                    choice.close_nke.extend(close.into_iter().flatten());
+                    weights
                 }
                 RouterScoreFunction::Softmax => softmax(order.iter().map(|expert| scores[*expert])).0,
             };
@@ -254,7 +271,14 @@ impl Choice {
             let start = gradients.len();
             gradients.extend(p.iter().zip(&d_probabilities).map(|(p, d)| p * (d - mean) + p * d_log_z));
             let d_scores = &mut gradients[start..];
-            if !settings.pre_softmax {
+            if settings.score_function == RouterScoreFunction::SparseMixer {
+                let close = self.close_nke[chosen.start * e..chosen.end * e].chunks_exact(e);
+                for ((expert, d), close) in experts.iter().zip(&d_weights).zip(close) {
+                    let weight = close[*expert];
+                    d_scores.iter_mut().zip(close).for_each(|(d_score, p)| *d_score -= d * weight * p);
+                    d_scores[*expert] += d * weight;
+                }
+            } else if !settings.pre_softmax {
                 let weights: Vec<f64> = self.weights_nk[chosen].iter().map(|w| w / settings.scaling_factor).collect();
                 let mean: f64 = weights.iter().zip(&d_weights).map(|(w, d)| w * d).sum();
                 for ((expert, weight), d) in experts.iter().zip(&weights).zip(&d_weights) {
@@ -291,6 +315,22 @@ impl Choice {
         let gradients = sigmoids.iter().zip(d_sigmoids).zip(probabilities);
         gradients.map(|((s, d), p)| s * (1.0 - s) * d + p * d_log_z).collect()
     }
+}
+
+/// For each chosen expert, the best first, the softmax over the scores that are close to its own,
+/// and not of experts chosen before: SparseMixer (Liu et al., arXiv:2409.12136, section 3) as it is
+/// without sampling. A score `s` is close to the best `m` if `(m - s) / max(|s|, m)` is at most
+/// twice the jitter.
+fn sparse_mixer(scores: &[f64], order: &[usize], jitter: f64) -> Vec<Vec<f64>> {
+    let close_to = |(place, expert): (usize, &usize)| {
+        let best = scores[*expert];
+        let of_score = |(other, score): (usize, &f64)| {
+            let is_far = (best - score) / score.abs().max(best) > 2.0 * jitter;
+            if is_far || order[..place].contains(&other) { f64::NEG_INFINITY } else { *score }
+        };
+        softmax(scores.iter().enumerate().map(of_score)).0
+    };
+    order.iter().enumerate().map(close_to).collect()
 }
 
 /// Added to sums of sigmoids, which may all be zero.

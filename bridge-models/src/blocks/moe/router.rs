@@ -8,7 +8,12 @@
 //! With sigmoid scores (DeepSeek-V3, arXiv:2412.19437, equations 12 to 16) each expert has a score
 //! of its own; weights are their shares of the sum of the chosen ones, and `p` below is a score's
 //! share of the sum of all. A bias may be added to the scores for the choice alone. With groups of
-//! experts a token uses those of the best few groups, by the sum of the best scores in each.
+//! experts a token uses those of the best few groups, by the sum of the best scores in each. With
+//! softmax scores a bias is added to `p` for the choice.
+//!
+//! With SparseMixer (arXiv:2409.12136) each chosen expert is weighted by a softmax of its own, over
+//! the scores that are close to its score. Phi-3.5-MoE was trained by sampling experts from these,
+//! with a gradient estimator for that; here experts are chosen and differentiated as in evaluation.
 //!
 //! - Load balancing (Fedus et al., arXiv:2101.03961, equations 4 to 6, for `k` choices): `e / (k
 //!   n^2) sum_i tokens_i sum_n p_ni` over the `n` tokens of a micro-batch; or of each sequence by

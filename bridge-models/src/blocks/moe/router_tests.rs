@@ -50,6 +50,10 @@ fn gradient<const D: usize>(x: &Tensor<D>, loss: Tensor<1>) -> Vec<f32> {
     x.grad(&loss.backward()).unwrap().into_data().try_into_vec().unwrap()
 }
 
+fn floats(x: Tensor<2>) -> Vec<f32> {
+    x.into_data().try_into_vec().unwrap()
+}
+
 fn input<'a>(regions: &'a Regions, auxiliary: Auxiliary<'a>) -> MoeInput<'a> {
     MoeInput { regions, layer: 0, auxiliary, key: None, padding: None, weight_gradients: None }
 }
@@ -109,6 +113,67 @@ fn weights_and_gradients_are_those_of_plain_operations() {
         assert_close(found_weights, expected_weights);
         assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum() + (balance + z) * 2.0));
     }
+}
+
+#[test]
+fn softmax_weights_with_a_bias_in_the_choice_are_those_of_plain_operations() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    for pre_softmax in [false, true] {
+        let moe = MoeConfig { expert_bias: true, aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..settings(pre_softmax) };
+        let bias = [0.4_f32, -0.3, 0.0, 0.2, -0.1];
+        let bias_e = Param::from_tensor(Tensor::<1>::from_floats(bias, &device));
+        let router = Router { expert_bias: Some(bias_e), ..router(&moe, &device) };
+        let x = scores(&device);
+        let routing = router.route(x.clone(), &input(&regions, Auxiliary::default()));
+        let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
+        let leaf = scores(&device);
+        let ids = choices(&routing, &device);
+        let p = burn_softmax(leaf.clone().reshape([N, E]), 1);
+        let biased = p.clone() + Tensor::<1>::from_floats(bias, &device).unsqueeze();
+        let best = biased.clone().sort_descending(1).narrow(1, 0, K);
+        assert_close(floats(biased.gather(1, ids.clone())), floats(best));
+        assert_ne!(routing.experts_nk, by_score(&leaf), "the case says something");
+        let chosen = p.gather(1, ids);
+        let sum = if pre_softmax { Tensor::ones([N, 1], &device) } else { chosen.clone().sum_dim(1) };
+        let weights = chosen / sum * 1.7;
+        assert_close(floats(routing.weights_nk), floats(weights.clone()));
+        assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum()));
+    }
+}
+
+#[test]
+fn sparsemixer_weights_each_expert_by_the_scores_close_to_it() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let moe =
+        MoeConfig { score_function: RouterScoreFunction::SparseMixer, sparsemixer_jitter: 0.4, ..settings(false) };
+    let moe = MoeConfig { aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..moe };
+    let x = scores(&device);
+    let routing = router(&moe, &device).route(x.clone(), &input(&regions, Auxiliary::default()));
+    assert_eq!(routing.experts_nk, by_score(&x), "the largest scores, in order");
+    let found = gradient(&x, (routing.weights_nk.clone() * upstream(&device)).sum());
+    // As transformers' `sparsemixer`, one expert after the other.
+    let leaf = scores(&device);
+    let s: Tensor<2> = leaf.clone().reshape([N, E]);
+    let values = s.clone().detach();
+    let ids = choices(&routing, &device);
+    let (mut masked, mut weights) = (s.clone(), Vec::new());
+    for place in 0..K {
+        let id = ids.clone().narrow(1, place, 1);
+        let best = masked.clone().detach().max_dim(1);
+        let factor = values.clone().abs().max_pair(best.clone().expand([N, E]));
+        let is_far = ((best - values.clone()) / factor).greater_elem(0.8);
+        let p = burn_softmax(masked.clone().mask_fill(is_far, f32::NEG_INFINITY), 1);
+        weights.push(p.gather(1, id.clone()) * 1.7);
+        let chosen = Tensor::<1, Int>::arange(0..E as i64, &device).reshape([1, E]).expand([N, E]);
+        masked = masked.mask_fill(chosen.equal(id.expand([N, E])), f32::NEG_INFINITY);
+    }
+    let weights = Tensor::cat(weights, 1);
+    let expected = floats(weights.clone());
+    assert!(expected.iter().any(|weight| *weight > 1.69) && expected.iter().any(|weight| *weight < 1.6));
+    assert_close(floats(routing.weights_nk), expected);
+    assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum()));
 }
 
 #[test]
@@ -402,6 +467,26 @@ fn a_token_uses_experts_of_its_best_groups() {
     assert_eq!(Groups { compared: 1, ..groups }.experts(&scores), [0, 1, 2, 6, 7, 8]);
     assert_eq!(top_k(&scores, groups.experts(&scores), 3), [0, 5, 4]);
     assert_eq!(top_k(&[1.0, 2.0, 2.0, 1.0], vec![0, 1, 2, 3], 3), [1, 2, 0], "of equal scores the lower number");
+}
+
+#[test]
+fn groups_of_a_said_number_of_best_experts_are_compared_by_probabilities() {
+    let grouped = |group_score_topk| MoeConfig {
+        num_experts: 4,
+        topk: 1,
+        num_groups: Some(2),
+        group_topk: Some(1),
+        group_score_topk,
+        ..MoeConfig::neutral()
+    };
+    // The first group has the best expert and the worst, whose scores add up to less.
+    let scores = [3.0, -5.0, 1.0, 1.0];
+    let chosen = |moe: MoeConfig, scores: &[f64]| {
+        let choice = Choice::from_scores(scores, &[0.0; 4], None, &Settings::new(&moe));
+        (choice.experts_nk, choice.weights_nk)
+    };
+    assert_eq!(chosen(grouped(Some(2)), &scores), (vec![0], vec![1.0]));
+    assert_eq!(chosen(MoeConfig { topk: 2, ..grouped(None) }, &scores).0, [2, 3]);
 }
 
 #[test]

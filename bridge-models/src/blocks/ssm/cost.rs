@@ -4,7 +4,7 @@ use bridge_core::model::{SegmentCost, Workload};
 
 use super::Mamba;
 use crate::architecture::config::DecoderConfig;
-use crate::architecture::hybrid::MambaConfig;
+use crate::architecture::hybrid::HybridConfig;
 use crate::blocks::linear::flops;
 use crate::blocks::regions::{enter_exchanges, leave_exchanges};
 
@@ -14,7 +14,8 @@ impl Mamba {
     ///
     /// Each term of `kept` is a tensor that an operation's backward captures; the norm's output is
     /// the input of the projection after it.
-    pub fn cost(config: &DecoderConfig, mamba: &MambaConfig, work: &Workload) -> SegmentCost {
+    pub fn cost(config: &DecoderConfig, hybrid: &HybridConfig, work: &Workload) -> SegmentCost {
+        let mamba = &hybrid.mamba;
         const FLOAT32: u64 = 4;
         let ranks = work.place.tensor.size;
         let (c, i, g) = (config.hidden_size, mamba.inner_size(), mamba.group_size());
@@ -26,6 +27,12 @@ impl Mamba {
         let stream = n * c as u64 * a;
         let chunks = (work.seq_length.div_ceil(mamba.chunk_size) * work.micro_batch_size) as u64;
         let states = chunks * (i * mamba.state_size / ranks) as u64 * FLOAT32;
+        // A gate apart from the norm keeps its value; a norm before it keeps its output too.
+        let apart = match (mamba.has_norm, mamba.norm_before_gate) {
+            (true, false) => 0,
+            (false, _) => of(i),
+            (true, true) => 2 * of(i),
+        };
         let row = c as u64 * work.collective_bytes;
         let layers = [[c, projected / ranks], [i / ranks, c]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
@@ -37,6 +44,7 @@ impl Mamba {
                 + of(projected)
                 + of(i + 2 * g)
                 + of(i)
+                + apart
                 + work.input_alone(n * (i / ranks) as u64)
                 + states,
             backward: 2 * of(projected) + in_hand,

@@ -4,25 +4,27 @@
 //! | file | content |
 //! | --- | --- |
 //! | `cost` | FLOPs, bytes and messages |
-//! | `state` | SSM state in generation |
+//! | `selective` | the block of the first Mamba |
 //!
 //! Further shape letters: `i` channels of the block, `k` taps of the convolution.
 
 mod cost;
-mod state;
+pub(crate) mod selective;
 
 use bridge_core::model::{Component, Initial, ParameterRole, Scope, TensorPartition};
-use bridge_kernels::{Recomputable, ScanInputs, ScanOptions, causal_conv, gated_rms_norm, split, ssd_scan};
+use bridge_kernels::{
+    Recomputable, ScanInputs, ScanOptions, causal_conv, gated_rms_norm, rms_norm, split, ssd_scan, ssd_scan_from,
+};
 use burn::module::{Module, Param};
-use burn::tensor::Tensor;
+use burn::tensor::activation::silu;
+use burn::tensor::{FloatDType, Tensor};
 
-pub(crate) use self::state::MambaState;
 use super::attention::AttentionInput;
 use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig};
 use super::residual::BlockOutput;
 use crate::architecture::config::DecoderConfig;
-use crate::architecture::hybrid::MambaConfig;
+use crate::architecture::hybrid::{HybridConfig, MAMBA_PARTS};
 
 /// Range from which the decay rates of heads are drawn.
 const DECAY_RATES: [f64; 2] = [1.0, 16.0];
@@ -37,7 +39,7 @@ pub(crate) struct Mamba {
     a_log: Param<Tensor<1>>,
     d: Param<Tensor<1>>,
     dt_bias: Param<Tensor<1>>,
-    norm: GatedNorm,
+    norm: Option<GatedNorm>,
     out_proj: Linear,
     #[module(skip)]
     settings: Settings,
@@ -62,12 +64,16 @@ struct Settings {
     scan: ScanOptions,
     /// Heads of this rank.
     heads: usize,
+    norm_before_gate: bool,
     epsilon: f64,
+    /// Factors on the parts of the projection.
+    factors: [f64; MAMBA_PARTS],
 }
 
 impl Mamba {
     /// The block at `scope`. Ranks have whole groups of heads.
-    pub fn new(config: &DecoderConfig, mamba: &MambaConfig, scope: &Scope) -> Self {
+    pub fn new(config: &DecoderConfig, hybrid: &HybridConfig, scope: &Scope) -> Self {
+        let mamba = &hybrid.mamba;
         let (c, i, h, g) = (config.hidden_size, mamba.inner_size(), mamba.num_heads, mamba.group_size());
         let matrices = InitialValues::new(config);
         let drawn = |initial| if config.perform_initialization { initial } else { Initial::Zeros };
@@ -75,18 +81,18 @@ impl Mamba {
             inputs: c,
             outputs: 2 * i + 2 * g + h,
             bias: mamba.proj_bias,
-            cut: TensorPartition::Sections([i, i, g, g, h]),
+            cut: TensorPartition::Sections([i, i, g, g, h, 0]),
             initial: matrices.weight,
         };
         let out_proj = LinearConfig {
             inputs: i,
             outputs: c,
-            bias: mamba.proj_bias,
+            bias: mamba.has_out_bias(),
             cut: TensorPartition::Columns,
             initial: matrices.output,
         };
         let convolution = scope.child("conv1d");
-        let channels = TensorPartition::Sections([i, g, g, 0, 0]);
+        let channels = TensorPartition::Sections([i, g, g, 0, 0, 0]);
         // PyTorch's initialization of a convolution with this number of inputs an output.
         let bound = 1.0 / (mamba.conv_kernel as f64).sqrt();
         let taps = drawn(Initial::Uniform([-bound, bound]));
@@ -110,9 +116,9 @@ impl Mamba {
             a_log: vector("A_log", Initial::LogOfUniform(DECAY_RATES), ParameterRole::Weight),
             d: vector("D", Initial::Ones, ParameterRole::Weight),
             dt_bias: vector("dt_bias", Initial::TimeSteps { range, least }, ParameterRole::Bias),
-            norm: GatedNorm {
+            norm: mamba.has_norm.then(|| GatedNorm {
                 weight: norm.parameter("weight", [i], TensorPartition::Rows, Initial::Ones, ParameterRole::Norm),
-            },
+            }),
             out_proj: Linear::new(&out_proj, scope, "out_proj"),
             settings: Settings {
                 scan: ScanOptions {
@@ -126,23 +132,20 @@ impl Mamba {
                     ],
                 },
                 heads: mamba.num_heads / ranks,
+                norm_before_gate: mamba.norm_before_gate,
                 epsilon: config.norm.epsilon,
+                factors: hybrid.factors.mamba_parts,
             },
         }
     }
 
-    /// The block's output, `[b, t, c]` -> the same; with a state, that of tokens after those that
-    /// it has seen.
-    pub fn forward<'a>(
-        &'a self,
-        x_btc: Recomputable<3>,
-        input: AttentionInput<'a>,
-        state: Option<&mut MambaState>,
-    ) -> BlockOutput<'a> {
+    /// The block's output, `[b, t, c]` -> the same.
+    pub fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
         let store = input.weight_gradients;
-        let Settings { scan, heads, epsilon } = self.settings;
+        let Settings { scan, heads, factors, .. } = self.settings;
         let (i, g) = (heads * scan.head_size, scan.groups * scan.state_size);
         let projected = self.in_proj.forward(input.regions.enter_recomputable(x_btc), store);
+        let projected = scaled_parts(projected, factors, [i, i, g, g, heads]);
         let [z_bti, xbc_btf, dt_bth] = split(projected, [i, i + 2 * g, heads]);
         let (taps, bias) = (self.conv1d.weight.val(), self.conv1d.bias.as_ref().map(|bias| bias.val()));
         let scan_of = |xbc_btf| ScanInputs {
@@ -153,17 +156,48 @@ impl Mamba {
             d_h: self.d.val(),
             document_ids: input.document_ids.clone(),
         };
-        let y_bti = match state {
+        let y_bti = match input.recurrent {
             None => {
                 let xbc_btf = causal_conv(xbc_btf, taps, bias, input.document_ids.clone());
                 ssd_scan(scan_of(xbc_btf), &scan)
             }
             Some(state) => {
                 let xbc_btf = state.convolve(xbc_btf, taps, bias);
-                state.scan(scan_of(xbc_btf), &scan)
+                let (y_bti, after) = ssd_scan_from(scan_of(xbc_btf), state.heads.take(), &scan);
+                state.heads = Some(after);
+                y_bti
             }
         };
-        let x = gated_rms_norm(y_bti, z_bti, self.norm.weight.val(), scan.groups, epsilon);
+        let x = self.gated(y_bti, z_bti);
         BlockOutput::Product { x: x.into(), linear: &self.out_proj, store, module: None }
     }
+
+    /// The scan's output, normalized and gated, or gated alone: `[b, t, i]` twice -> the same.
+    fn gated(&self, y_bti: Tensor<3>, z_bti: Tensor<3>) -> Tensor<3> {
+        let Settings { scan, norm_before_gate, epsilon, .. } = self.settings;
+        let Some(norm) = &self.norm else {
+            return y_bti * silu(z_bti);
+        };
+        let weight = norm.weight.val();
+        if !norm_before_gate {
+            return gated_rms_norm(y_bti, z_bti, weight, scan.groups, epsilon);
+        }
+        let ([b, t, i], dtype) = (y_bti.dims(), FloatDType::from(y_bti.dtype()));
+        let size = i / scan.groups;
+        let ones = Tensor::<1>::ones([size], &weight.device()).cast(FloatDType::F32);
+        let groups = y_bti.cast(FloatDType::F32).reshape([b, t, scan.groups, size]);
+        let normed_bti: Tensor<3> = rms_norm(groups, ones, epsilon).reshape([b, t, i]);
+        let gate_bti = silu(z_bti.cast(FloatDType::F32));
+        (normed_bti * weight.cast(FloatDType::F32).reshape([1, 1, i]) * gate_bti).cast(dtype)
+    }
+}
+
+/// `x` with a factor on each of its parts, which have these numbers of columns.
+fn scaled_parts(x: Tensor<3>, factors: [f64; MAMBA_PARTS], sizes: [usize; MAMBA_PARTS]) -> Tensor<3> {
+    if factors == [1.0; MAMBA_PARTS] {
+        return x;
+    }
+    let part = |(factor, size): (f64, usize)| Tensor::<1>::full([size], factor, (&x.device(), x.dtype()));
+    let factors = Tensor::cat(factors.into_iter().zip(sizes).map(part).collect(), 0);
+    x * factors.unsqueeze()
 }

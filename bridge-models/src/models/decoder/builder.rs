@@ -36,17 +36,24 @@ impl DecoderConfig {
 }
 
 /// Settings of attention that ask for nothing by default.
-const OF_ATTENTION: [&str; 9] = [
+const OF_ATTENTION: [&str; 12] = [
     "add_qkv_bias",
+    "attention_output_gate",
     "attention_sinks",
     "attn_logit_softcapping",
+    "clip_qkv",
     "no_rope_freq",
     "qk_l2_norm",
     "qk_layernorm",
+    "query_scale_beta",
     "softmax_scale",
     "window_attn_skip_freq",
     "window_size",
 ];
+
+/// Factors on inputs and outputs of blocks, which kinds of model without a pattern do not have.
+const OF_PATTERN: [&str; 4] =
+    ["attention_input_multiplier", "attention_output_multiplier", "mlp_gate_multiplier", "mlp_output_multiplier"];
 
 /// Settings of feed-forward blocks, of experts too.
 const OF_FEED_FORWARD: [&str; 4] =
@@ -91,10 +98,17 @@ impl GptModelConfig {
         }
         let neutral = TransformerConfig::default();
         let names = TransformerConfig::names();
-        let of_mamba = names.iter().copied().filter(|name| name.starts_with("mamba_")).collect();
-        for (letters, names) in [("M", of_mamba), ("*", OF_ATTENTION.to_vec()), ("-E", OF_FEED_FORWARD.to_vec())] {
+        let of = |prefix: &str| names.iter().copied().filter(|name| name.starts_with(prefix)).collect();
+        for (letters, names, is_of_pattern) in [
+            ("MSP", of("mamba_"), true),
+            ("C", of("short_conv_"), true),
+            ("*P", OF_PATTERN[..2].to_vec(), true),
+            ("-", OF_PATTERN[2..].to_vec(), true),
+            ("*P", OF_ATTENTION.to_vec(), false),
+            ("-E", OF_FEED_FORWARD.to_vec(), false),
+        ] {
             let has = |pattern: &str| pattern.contains(|letter| letters.contains(letter));
-            let is_there = pattern.map_or(letters != "M", has);
+            let is_there = pattern.map_or(!is_of_pattern, has);
             let set = names.into_iter().find(|name| !is_there && section.value(name) != neutral.value(name));
             if let Some(name) = set {
                 let message =
@@ -102,10 +116,11 @@ impl GptModelConfig {
                 return Err(invalid(&format!("model.{name}"), message));
             }
         }
-        let has_state_space = pattern.is_some_and(|pattern| pattern.contains('M'));
-        if has_state_space && section.context_parallel_size > 1 {
+        let blocks = pattern.into_iter().flat_map(str::chars).filter_map(HybridBlock::from_letter);
+        let recurrent = blocks.filter_map(HybridBlock::recurrence).next();
+        if let Some(block) = recurrent.filter(|_| section.context_parallel_size > 1) {
             let message = format!(
-                "expected 1, found {}: the state of a Mamba layer goes through the whole sequence",
+                "expected 1, found {}: the state of {block} goes through the whole sequence",
                 section.context_parallel_size
             );
             return Err(invalid("model.context_parallel_size", message));

@@ -5,7 +5,7 @@ use bridge_core::model::{ChunkScope, GenerationState, LayerState, SegmentCost, S
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::hybrid_layer::HybridLayer;
+use super::hybrid_layer::{HybridLayer, MambaAttentionState};
 use super::transformer_layer::{LayerInput, TransformerLayer};
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::hybrid::HybridBlock;
@@ -16,6 +16,19 @@ use crate::architecture::hybrid::HybridBlock;
 pub(crate) enum DecoderLayer {
     Transformer(TransformerLayer),
     Hybrid(HybridLayer),
+}
+
+/// Form of the state that a layer keeps in generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Memory {
+    /// A KV cache.
+    KeysAndValues,
+    /// A [`RecurrentState`](crate::blocks::recurrent_state::RecurrentState).
+    Recurrent,
+    /// A [`MambaAttentionState`].
+    Both,
+    /// The layer sees one token at a time.
+    None,
 }
 
 impl DecoderLayer {
@@ -46,7 +59,7 @@ impl DecoderLayer {
     /// Generation state of the layer before the first token.
     pub fn new_state(&self) -> LayerState {
         match self {
-            Self::Transformer(layer) => Box::new(layer.new_state()),
+            Self::Transformer(layer) => layer.new_state(),
             Self::Hybrid(layer) => layer.new_state(),
         }
     }
@@ -55,7 +68,7 @@ impl DecoderLayer {
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         match self {
             Self::Transformer(layer) => layer.forward(part, x_btc, input),
-            Self::Hybrid(layer) => layer.forward(x_btc, input, None),
+            Self::Hybrid(layer) => layer.forward(x_btc, input),
         }
     }
 
@@ -69,18 +82,28 @@ impl DecoderLayer {
         state: &'a mut GenerationState,
         local: usize,
     ) -> Tensor<3> {
-        match self {
-            Self::Transformer(layer) => {
-                input.attention.state = Some(state.layer(local));
-                layer.forward(part, x_btc, input)
+        match self.memory() {
+            Memory::KeysAndValues => input.attention.state = Some(state.layer(local)),
+            Memory::Recurrent => input.attention.recurrent = Some(state.layer(local)),
+            Memory::Both => {
+                let both: &mut MambaAttentionState = state.layer(local);
+                input.attention.recurrent = Some(&mut both.mamba);
+                input.attention.state = Some(&mut both.attention);
             }
+            Memory::None => {}
+        }
+        self.forward(part, x_btc, input)
+    }
+
+    /// Form of the layer's generation state.
+    fn memory(&self) -> Memory {
+        match self {
+            Self::Transformer(layer) => layer.memory(),
             Self::Hybrid(layer) => match layer.block() {
-                HybridBlock::Mamba => layer.forward(x_btc, input, Some(state.layer(local))),
-                HybridBlock::Attention => {
-                    input.attention.state = Some(state.layer(local));
-                    layer.forward(x_btc, input, None)
-                }
-                HybridBlock::Mlp | HybridBlock::Moe => layer.forward(x_btc, input, None),
+                HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => Memory::Recurrent,
+                HybridBlock::MambaAttention => Memory::Both,
+                HybridBlock::Attention => Memory::KeysAndValues,
+                HybridBlock::Mlp | HybridBlock::Moe => Memory::None,
             },
         }
     }

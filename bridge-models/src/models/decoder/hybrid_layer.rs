@@ -1,4 +1,5 @@
-//! A layer of a hybrid model: one norm and one block on the residual stream.
+//! A layer of a hybrid model: one norm and one block, or two blocks side by side, on the residual
+//! stream.
 
 use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::Recomputable;
@@ -8,15 +9,19 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
-use crate::architecture::hybrid::{HybridBlock, HybridConfig};
-use crate::blocks::attention::SelfAttention;
+use crate::architecture::hybrid::{BlockFactors, HybridBlock, HybridConfig};
+use crate::blocks::attention::{AttentionInput, SelfAttention};
+use crate::blocks::key_values::KeyValues;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::Moe;
 use crate::blocks::norm::{Norm, statistics};
-use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
-use crate::blocks::ssm::{Mamba, MambaState};
+use crate::blocks::recurrent_state::RecurrentState;
+use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual, scaled};
+use crate::blocks::short_conv::ShortConv;
+use crate::blocks::ssm::Mamba;
+use crate::blocks::ssm::selective::SelectiveMamba;
 
-/// The norm and the one block that the layer has.
+/// The norm and the block that the layer has.
 #[derive(Module, Debug)]
 pub(crate) struct HybridLayer {
     norm: Norm,
@@ -24,6 +29,8 @@ pub(crate) struct HybridLayer {
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
+    #[module(skip)]
+    factors: BlockFactors,
     /// Dtype of the block's input and output.
     #[module(skip)]
     dtype: FloatDType,
@@ -37,12 +44,31 @@ enum Mixer {
     Attention(SelfAttention),
     Mlp(Mlp),
     Moe(Moe),
+    Selective(SelectiveMamba),
+    ShortConv(ShortConv),
+    MambaAttention(MambaAttention),
+}
+
+/// Two blocks that read one norm.
+#[derive(Module, Debug)]
+struct MambaAttention {
+    mamba: Mamba,
+    attention: SelfAttention,
+}
+
+/// Generation state of the two.
+#[derive(Debug)]
+pub(super) struct MambaAttentionState {
+    pub mamba: RecurrentState,
+    pub attention: KeyValues,
 }
 
 /// The layer as a segment, by its block.
 fn parts(block: HybridBlock) -> &'static [SegmentRole] {
     match block {
-        HybridBlock::Mamba => &[SegmentRole::Layer],
+        HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv | HybridBlock::MambaAttention => {
+            &[SegmentRole::Layer]
+        }
         HybridBlock::Attention => &[SegmentRole::Attention],
         HybridBlock::Mlp => &[SegmentRole::Mlp],
         HybridBlock::Moe => &[SegmentRole::Moe],
@@ -52,8 +78,8 @@ fn parts(block: HybridBlock) -> &'static [SegmentRole] {
 /// Name of the norm in front of a block as a module in recipes.
 fn module_of_norm(block: HybridBlock) -> Option<OffloadModule> {
     match block {
-        HybridBlock::Mamba => None,
-        HybridBlock::Attention => Some(OffloadModule::AttnNorm),
+        HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => None,
+        HybridBlock::Attention | HybridBlock::MambaAttention => Some(OffloadModule::AttnNorm),
         HybridBlock::Mlp | HybridBlock::Moe => Some(OffloadModule::MlpNorm),
     }
 }
@@ -64,35 +90,50 @@ impl HybridLayer {
         let block = hybrid.layers[index];
         let scope = scope.segment(parts(block)[0], Some(index)).child(&format!("decoder.layers.{index}"));
         let norm = match block {
-            HybridBlock::Mamba => "norm",
-            HybridBlock::Attention => "input_layernorm",
+            HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => "norm",
+            HybridBlock::Attention | HybridBlock::MambaAttention => "input_layernorm",
             HybridBlock::Mlp | HybridBlock::Moe => "pre_mlp_layernorm",
         };
         // The norm is declared before the block.
         let norm = Norm::new(config.norm, config.hidden_size, &scope, norm);
         let feed_forward = scope.component(Component::Mlp).child("mlp");
+        let state_space = scope.component(Component::StateSpace).child("mixer");
+        let attention =
+            || SelfAttention::new(config, index, &scope.component(Component::Attention).child("self_attention"));
         let mixer = match block {
-            HybridBlock::Mamba => {
-                let scope = scope.component(Component::StateSpace).child("mixer");
-                Mixer::Mamba(Mamba::new(config, &hybrid.mamba, &scope))
-            }
-            HybridBlock::Attention => {
-                let scope = scope.component(Component::Attention).child("self_attention");
-                Mixer::Attention(SelfAttention::new(config, index, &scope))
-            }
+            HybridBlock::Mamba => Mixer::Mamba(Mamba::new(config, hybrid, &state_space)),
+            HybridBlock::Attention => Mixer::Attention(attention()),
             HybridBlock::Mlp => Mixer::Mlp(Mlp::new(config, config.ffn_hidden_size, &feed_forward)),
             HybridBlock::Moe => Mixer::Moe(Moe::new(config, config.moe.as_ref().expect("validated"), &feed_forward)),
+            HybridBlock::Selective => Mixer::Selective(SelectiveMamba::new(config, &hybrid.mamba, &state_space)),
+            HybridBlock::ShortConv => Mixer::ShortConv(ShortConv::new(config, &hybrid.short_conv, &state_space)),
+            HybridBlock::MambaAttention => {
+                let mamba = Mamba::new(config, hybrid, &state_space);
+                Mixer::MambaAttention(MambaAttention { mamba, attention: attention() })
+            }
         };
-        Self { norm, mixer, dropout: config.hidden_dropout, residual: config.residual, dtype: scope.dtype() }
+        Self {
+            norm,
+            mixer,
+            dropout: config.hidden_dropout,
+            residual: config.residual,
+            factors: hybrid.factors,
+            dtype: scope.dtype(),
+        }
     }
 
     /// Cost of layer `index` (global): its norm and its block.
     pub fn cost(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, work: &Workload) -> SegmentCost {
         let block = match hybrid.layers[index] {
-            HybridBlock::Mamba => Mamba::cost(config, &hybrid.mamba, work),
+            HybridBlock::Mamba => Mamba::cost(config, hybrid, work),
             HybridBlock::Attention => SelfAttention::cost(config, index, work),
             HybridBlock::Mlp => Mlp::cost(config, work),
             HybridBlock::Moe => Moe::cost(config, config.moe.as_ref().expect("validated"), work),
+            HybridBlock::Selective => SelectiveMamba::cost(config, &hybrid.mamba, work),
+            HybridBlock::ShortConv => ShortConv::cost(config, &hybrid.short_conv, work),
+            HybridBlock::MambaAttention => {
+                Mamba::cost(config, hybrid, work).and(SelfAttention::cost(config, index, work))
+            }
         };
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
         let read = module_of_norm(hybrid.layers[index]).map(|module| (module.name(), stream * work.stream_bytes));
@@ -115,34 +156,29 @@ impl HybridLayer {
             Mixer::Attention(_) => HybridBlock::Attention,
             Mixer::Mlp(_) => HybridBlock::Mlp,
             Mixer::Moe(_) => HybridBlock::Moe,
+            Mixer::Selective(_) => HybridBlock::Selective,
+            Mixer::ShortConv(_) => HybridBlock::ShortConv,
+            Mixer::MambaAttention(_) => HybridBlock::MambaAttention,
         }
     }
 
-    /// Generation state of the layer before the first token: an SSM state, a KV cache, or none.
+    /// Generation state of the layer before the first token.
     pub fn new_state(&self) -> LayerState {
         match &self.mixer {
-            Mixer::Mamba(_) => Box::new(MambaState::default()),
+            Mixer::Mamba(_) | Mixer::Selective(_) | Mixer::ShortConv(_) => Box::new(RecurrentState::default()),
             Mixer::Attention(attention) => Box::new(attention.new_state()),
+            Mixer::MambaAttention(both) => {
+                let attention = both.attention.new_state();
+                Box::new(MambaAttentionState { mamba: RecurrentState::default(), attention })
+            }
             Mixer::Mlp(_) | Mixer::Moe(_) => Box::new(()),
         }
     }
 
-    /// `[b, t, c]` -> the same. `state` is the SSM state of a Mamba layer, in generation.
-    pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput, state: Option<&mut MambaState>) -> Tensor<3> {
+    /// `[b, t, c]` -> the same.
+    pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         let LayerInput { attention, attention_key, mlp, mlp_key } = input;
-        let regions = mlp.regions;
-        let key = match self.mixer {
-            Mixer::Mamba(_) | Mixer::Attention(_) => attention_key,
-            Mixer::Mlp(_) | Mixer::Moe(_) => mlp_key,
-        };
-        let block = move |x_btc: Recomputable<3>| match &self.mixer {
-            Mixer::Mamba(block) => block.forward(x_btc, attention, state),
-            Mixer::Attention(block) => block.forward(x_btc, attention),
-            Mixer::Mlp(block) => block.forward(x_btc, mlp.regions, mlp.weight_gradients),
-            Mixer::Moe(block) => BlockOutput::Computed(block.forward(x_btc.tensor, &mlp)),
-        };
-        let module = module_of_norm(self.block());
-        let branch = Branch { input: BranchInput::Norm(&self.norm, module), block: Box::new(block), after: None, key };
+        let (factors, regions) = (self.factors, mlp.regions);
         let residual = Residual {
             regions,
             dropout: self.dropout,
@@ -152,6 +188,65 @@ impl HybridLayer {
             norm: None,
             block_dtype: self.dtype,
         };
-        residual.step(x_btc, [branch])
+        let norm = BranchInput::Norm(&self.norm, module_of_norm(self.block()));
+        let (key, (block, multiplier)): (_, (Block, f64)) = match &self.mixer {
+            Mixer::MambaAttention(both) => {
+                let (of_mamba, of_attention) = apart(attention);
+                let (block, multiplier) = mamba_block(&both.mamba, of_mamba, factors);
+                let first = Branch { input: norm, block, after: None, multiplier, key: attention_key };
+                let (block, multiplier) = attention_block(&both.attention, of_attention, factors);
+                let second = Branch { input: BranchInput::Shared, block, after: None, multiplier, key: mlp_key };
+                return residual.step(x_btc, [first, second]);
+            }
+            Mixer::Mamba(block) => (attention_key, mamba_block(block, attention, factors)),
+            Mixer::Attention(block) => (attention_key, attention_block(block, attention, factors)),
+            Mixer::Selective(block) => (attention_key, (Box::new(move |x| block.forward(x, attention)), 1.0)),
+            Mixer::ShortConv(block) => (attention_key, (Box::new(move |x| block.forward(x, attention)), 1.0)),
+            Mixer::Mlp(block) => {
+                let run = move |x| block.forward(x, mlp.regions, mlp.weight_gradients);
+                (mlp_key, (Box::new(run), factors.mlp_output))
+            }
+            Mixer::Moe(block) => {
+                let run = move |x: Recomputable<3>| BlockOutput::Computed(block.forward(x.tensor, &mlp));
+                (mlp_key, (Box::new(run), 1.0))
+            }
+        };
+        residual.step(x_btc, [Branch { input: norm, block, after: None, multiplier, key }])
     }
+}
+
+/// A block as a branch of the residual stream has it.
+type Block<'a> = Box<dyn FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a>;
+
+/// A Mamba-2 block, and the factor on its output.
+fn mamba_block<'a>(block: &'a Mamba, input: AttentionInput<'a>, factors: BlockFactors) -> (Block<'a>, f64) {
+    let run = move |x| block.forward(with_factor(x, factors.mamba_input), input);
+    (Box::new(run), factors.mamba_output)
+}
+
+/// Attention, and the factor on its output.
+fn attention_block<'a>(block: &'a SelfAttention, input: AttentionInput<'a>, factors: BlockFactors) -> (Block<'a>, f64) {
+    let run = move |x| block.forward(with_factor(x, factors.attention_input), input);
+    (Box::new(run), factors.attention_output)
+}
+
+/// `x` times a factor.
+fn with_factor(x_btc: Recomputable<3>, factor: f64) -> Recomputable<3> {
+    if factor == 1.0 { x_btc } else { scaled(x_btc.tensor, factor).into() }
+}
+
+/// The inputs of a Mamba-2 block and of attention that are side by side.
+fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
+    let of_mamba = AttentionInput {
+        regions: input.regions,
+        rotary: None,
+        positions: input.positions,
+        document_ids: input.document_ids.clone(),
+        dropout_key: None,
+        weight_gradients: input.weight_gradients,
+        state: None,
+        recurrent: input.recurrent,
+        max_logit: None,
+    };
+    (of_mamba, AttentionInput { recurrent: None, ..input })
 }

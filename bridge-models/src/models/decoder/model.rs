@@ -6,13 +6,14 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, LastLayer, LayerState, Outline, ParameterRole, RankPlace, Scope,
-    Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, TOKEN_ACCURACY, Workload,
+    Declarations, ForwardContext, GenerationState, Initial, LastLayer, LayerState, Outline, ParameterRole, RankPlace,
+    Scope, Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, TOKEN_ACCURACY, TensorPartition,
+    Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::TokenAccuracy;
 use bridge_kernels::rotary::Positions;
-use burn::module::{Module, ModuleMapper};
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::decoder_layer::DecoderLayer;
@@ -49,6 +50,7 @@ pub struct Decoder {
     decoder: Block,
     /// The output table, unless it is the word embedding held by this very stage.
     output_layer: Option<Table>,
+    output_bias: Option<OutputBias>,
     /// Replacement of the output projection, instead of an output table.
     last_layer: Option<LastLayer>,
     /// Layers of multi-token prediction, on a stage with the head.
@@ -59,6 +61,20 @@ pub struct Decoder {
     settings: Settings,
     #[module(skip)]
     regions: Regions,
+}
+
+/// Bias of the output projection, whose table may be the word embedding.
+#[derive(Module, Debug)]
+struct OutputBias {
+    bias: Param<Tensor<1>>,
+}
+
+impl OutputBias {
+    fn new(config: &DecoderConfig, head: &Scope) -> Self {
+        let (shape, cut) = ([config.padded_vocab_size], TensorPartition::VocabularyRows);
+        let scope = head.child("output_layer");
+        Self { bias: scope.parameter("bias", shape, cut, Initial::Zeros, ParameterRole::Bias) }
+    }
 }
 
 #[derive(Module, Debug)]
@@ -94,6 +110,7 @@ struct Modules {
     embedding: Option<Embedding>,
     decoder: Block,
     output_layer: Option<Table>,
+    output_bias: Option<OutputBias>,
     last_layer: Option<LastLayer>,
     prediction: Option<MultiTokenPrediction>,
 }
@@ -128,10 +145,19 @@ impl Modules {
                     Some(Table::of_vocabulary(shape, initial, ParameterRole::Output, &head.child("output_layer")))
                 }
             });
+        let with_bias = with_projection.filter(|_| config.output_bias);
+        let output_bias = with_bias.map(|head| OutputBias::new(config, head));
         let has_words = embedding.is_some() || config.share_embeddings_and_output_weights;
         let words = if has_words { mtp::WordEmbedding::OnStage } else { mtp::WordEmbedding::Elsewhere };
         let prediction = head.and_then(|head| MultiTokenPrediction::new(config, &words, &head));
-        Self { embedding, decoder: Block { layers, final_layernorm }, output_layer, last_layer, prediction }
+        Self {
+            embedding,
+            decoder: Block { layers, final_layernorm },
+            output_layer,
+            output_bias,
+            last_layer,
+            prediction,
+        }
     }
 }
 
@@ -208,11 +234,13 @@ impl DecoderConfig {
 impl Decoder {
     /// Builds `stage` of the model `config` describes, and declares its parameters in `scope`.
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
-        let Modules { embedding, decoder, output_layer, last_layer, prediction } = Modules::new(config, stage, scope);
+        let Modules { embedding, decoder, output_layer, output_bias, last_layer, prediction } =
+            Modules::new(config, stage, scope);
         Self {
             embedding,
             decoder,
             output_layer,
+            output_bias,
             last_layer,
             prediction,
             rotary: Rotary::from_config(config, &context.device),
@@ -255,6 +283,7 @@ impl Decoder {
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, dropout_site::ATTENTION_PROBABILITIES),
                 state: None,
+                recurrent: None,
                 weight_gradients: context.weight_gradients,
                 max_logit: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
             },
@@ -392,7 +421,8 @@ impl Decoder {
             (None, _) => return None,
         };
         let Settings { vocab_size, logit_multiplier: multiplier, logit_softcap: softcap, .. } = self.settings;
-        Some((norm, Projection { weight_vc, vocab_size, multiplier, softcap }))
+        let bias_v = self.output_bias.as_ref().map(|output| output.bias.val());
+        Some((norm, Projection { weight_vc, bias_v, vocab_size, multiplier, softcap }))
     }
 }
 
@@ -440,6 +470,7 @@ impl Segments for Decoder {
         if segments.iter().any(|index| index + 1 == end) {
             self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
             self.output_layer = Module::map(self.output_layer, mapper);
+            self.output_bias = Module::map(self.output_bias, mapper);
             self.last_layer = Module::map(self.last_layer, mapper);
             self.prediction = Module::map(self.prediction, mapper);
         }
@@ -472,6 +503,7 @@ impl Segments for Decoder {
                         document_ids: None,
                         dropout_key: None,
                         state: None,
+                        recurrent: None,
                         weight_gradients: None,
                         max_logit: None,
                     },

@@ -1,19 +1,21 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
 use bridge_core::config::{BlockOrder, NormPlacement};
-use bridge_core::model::{ChunkScope, Component, Scope, SegmentCost, SegmentRole, Workload};
+use bridge_core::model::{ChunkScope, Component, LayerState, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::offload::Module as OffloadModule;
 use bridge_kernels::{DropoutKey, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
+use super::decoder_layer::Memory;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
-use crate::blocks::key_values::KeyValues;
+use crate::blocks::gated_delta_net::GatedDeltaNet;
 use crate::blocks::mla::LatentAttention;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::{Norm, statistics};
+use crate::blocks::recurrent_state::RecurrentState;
 use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 
@@ -34,33 +36,45 @@ pub(crate) struct TransformerLayer {
     dtype: FloatDType,
 }
 
-/// Attention of a layer: multi-head (or grouped-query) attention, or multi-head latent attention.
+/// Attention of a layer: multi-head (or grouped-query) attention, multi-head latent attention, or
+/// linear attention.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
 enum Attention {
     Mha(SelfAttention),
     Mla(LatentAttention),
+    Linear(GatedDeltaNet),
 }
 
 impl Attention {
     fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
-        match &config.latent {
-            Some(latent) => Self::Mla(LatentAttention::new(config, latent, index, scope)),
-            None => Self::Mha(SelfAttention::new(config, index, scope)),
+        match (config.linear_layer(index), &config.latent) {
+            (Some(linear), _) => Self::Linear(GatedDeltaNet::new(config, linear, scope)),
+            (None, Some(latent)) => Self::Mla(LatentAttention::new(config, latent, index, scope)),
+            (None, None) => Self::Mha(SelfAttention::new(config, index, scope)),
         }
     }
 
     fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
-        match &config.latent {
-            Some(latent) => LatentAttention::cost(config, latent, index, work),
-            None => SelfAttention::cost(config, index, work),
+        match (config.linear_layer(index), &config.latent) {
+            (Some(linear), _) => GatedDeltaNet::cost(config, linear, work),
+            (None, Some(latent)) => LatentAttention::cost(config, latent, index, work),
+            (None, None) => SelfAttention::cost(config, index, work),
         }
     }
 
-    fn new_state(&self) -> KeyValues {
+    fn memory(&self) -> Memory {
         match self {
-            Self::Mha(attention) => attention.new_state(),
-            Self::Mla(attention) => attention.new_state(),
+            Self::Mha(_) | Self::Mla(_) => Memory::KeysAndValues,
+            Self::Linear(_) => Memory::Recurrent,
+        }
+    }
+
+    fn new_state(&self) -> LayerState {
+        match self {
+            Self::Mha(attention) => Box::new(attention.new_state()),
+            Self::Mla(attention) => Box::new(attention.new_state()),
+            Self::Linear(_) => Box::new(RecurrentState::default()),
         }
     }
 
@@ -68,6 +82,7 @@ impl Attention {
         match self {
             Self::Mha(attention) => attention.forward(x_btc, input),
             Self::Mla(attention) => attention.forward(x_btc, input),
+            Self::Linear(attention) => attention.forward(x_btc, input),
         }
     }
 }
@@ -139,7 +154,7 @@ impl TransformerLayer {
     /// A layer of the sort of layer `index` (global): attention at the first scope, the
     /// feed-forward block at the last.
     pub fn at(config: &DecoderConfig, index: usize, [first, last]: [&Scope; 2]) -> Self {
-        let residual = config.residual;
+        let residual = config.residual_of(index);
         let norm =
             |exists: bool, scope: &Scope, name| exists.then(|| Norm::new(config.norm, config.hidden_size, scope, name));
         let norms = residual.layer_norms();
@@ -160,7 +175,8 @@ impl TransformerLayer {
 
     /// Cost of a part of layer `index` (global): its norms and its blocks.
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
-        let norms = config.residual.layer_norms();
+        let residual = config.residual_of(index);
+        let norms = residual.layer_norms();
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
         // A norm before a block reads the stream, which is the segment's input; a norm after the
         // block keeps its own input.
@@ -172,7 +188,7 @@ impl TransformerLayer {
             };
             let block = before.map(read).unwrap_or_default().and(block);
             // A norm of the sum reads the stream.
-            let is_of_sum = config.residual.norms == NormPlacement::Sum;
+            let is_of_sum = residual.norms == NormPlacement::Sum;
             let bytes = if is_of_sum { work.stream_bytes } else { work.activation_bytes };
             let output = SegmentCost { kept: stream * bytes, ..SegmentCost::default() };
             if after { block.and(statistics()).and(output) } else { block }
@@ -201,8 +217,13 @@ impl TransformerLayer {
         parts(self.residual.blocks, matches!(self.feed_forward, FeedForward::Moe(_)))
     }
 
-    /// KV cache of the layer before the first token of a generation.
-    pub fn new_state(&self) -> KeyValues {
+    /// Form of the layer's generation state.
+    pub fn memory(&self) -> Memory {
+        self.attention.memory()
+    }
+
+    /// Generation state of the layer before the first token.
+    pub fn new_state(&self) -> LayerState {
         self.attention.new_state()
     }
 
@@ -229,6 +250,7 @@ impl TransformerLayer {
             input: norm_input(&self.input_layernorm, OffloadModule::AttnNorm).unwrap_or(BranchInput::Stream),
             block: Box::new(move |x_btc| self.attention.forward(x_btc, input)),
             after: self.norm_of_output(&self.post_self_attention_layernorm),
+            multiplier: 1.0,
             key,
         }
     }
@@ -244,6 +266,7 @@ impl TransformerLayer {
             input: norm_input(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(without_norm),
             block: Box::new(move |x_btc| self.feed_forward.forward(x_btc, &input)),
             after: self.norm_of_output(&self.post_mlp_layernorm),
+            multiplier: 1.0,
             key,
         }
     }

@@ -170,6 +170,7 @@ impl Layer {
             input: BranchInput::Norm(norm, None),
             block: Box::new(block),
             after: None,
+            multiplier: 1.0,
             key: (input.key)(site),
         };
         residual.step(x_btc, [branch])

@@ -291,7 +291,7 @@ impl EncoderDecoder {
         let Settings { encoder, hidden_size, vocab_size, logit_softcap: softcap, .. } = self.settings;
         let x_btc = self.dropout(norm.forward(x_btc), key);
         let multiplier = if encoder.scale_outputs { (hidden_size as f64).powf(-0.5) } else { 1.0 };
-        Some((x_btc, Projection { weight_vc, vocab_size, multiplier, softcap }))
+        Some((x_btc, Projection { weight_vc, bias_v: None, vocab_size, multiplier, softcap }))
     }
 
     fn dropout(&self, x_btc: Tensor<3>, key: Option<DropoutKey>) -> Tensor<3> {

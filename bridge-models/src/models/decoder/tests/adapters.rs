@@ -304,10 +304,12 @@ fn many_ranks_compute_with_branches_of_parts_what_one_does() {
         check_model(family, &Model { config: config.clone(), adapter: adapter(PeftKind::Lora) }, &spreads);
         check_model(family, &Model { config, adapter: adapter(PeftKind::Dora) }, &spreads[..2]);
     }
-    let config = with_heads(everything(), [8, 2, 4]);
-    for method in [PeftKind::Lora, PeftKind::Dora] {
-        let shared_heads = Model { config: config.clone(), adapter: adapter(method) };
-        check_model("keys and values of several ranks", &shared_heads, &[Spread { tensor: 4, ..ONE }]);
+    let [fused, ..] = gates();
+    for config in [everything(), fused].map(|config| with_heads(config, [8, 2, 4])) {
+        for method in [PeftKind::Lora, PeftKind::Dora] {
+            let shared_heads = Model { config: config.clone(), adapter: adapter(method) };
+            check_model("keys and values of several ranks", &shared_heads, &[Spread { tensor: 4, ..ONE }]);
+        }
     }
     let in_halves = Spread { tensor: 4, expert_tensor: Some(2), expert: 2, sequence_parallel: true, ..ONE };
     for (family, config) in mixtures() {

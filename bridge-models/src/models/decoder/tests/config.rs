@@ -79,18 +79,18 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         DecoderConfig { residual, ..config }
     });
     let [_, _, local, limited] = factors();
+    let dropped = DecoderConfig { embedding_dropout: 0.1, ..llama() };
     let wide = DecoderConfig { hidden_size: 96, width_multiplier: Some(1.5), softmax_scale: 0.1, ..llama() };
-    let some = [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, limited, wide, whole, scaled_all]
-        .into_iter()
-        .chain(biases);
+    let some =
+        [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, limited, wide, whole, scaled_all, dropped]
+            .into_iter()
+            .chain(biases);
     for config in some.chain(written) {
         let section = config.to_transformer().unwrap();
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
     }
     let residual = ResidualConfig { stream_multiplier: 1.2, ..ResidualConfig::default() };
-    for config in [DecoderConfig { residual, ..llama() }, DecoderConfig { embedding_dropout: 0.1, ..llama() }] {
-        config.to_transformer().unwrap_err();
-    }
+    DecoderConfig { residual, ..llama() }.to_transformer().unwrap_err();
 }
 
 #[test]
@@ -166,6 +166,20 @@ fn errors_name_the_key() {
                 (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
                 c.normalization = Normalization::RmsNorm;
                 (c.qk_layernorm, c.qk_layernorm_scope) = (true, QkNormScope::Projection);
+            }),
+        ),
+        (
+            "model.attention_output_gate_form",
+            Box::new(|c| {
+                (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
+                c.attention_output_gate = true;
+            }),
+        ),
+        (
+            "model.clip_qkv",
+            Box::new(|c| {
+                (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
+                c.clip_qkv = Some(1.0);
             }),
         ),
         ("model.position_embedding_type", Box::new(|c| c.position_embedding_type = PositionEmbeddingType::Mrope)),
@@ -401,6 +415,7 @@ fn rules_of_the_decoder_are_heard_when_a_recipe_is_checked() {
     assert!(check(&["model.mamba_state_dim=64"], 1).unwrap_err().names("model.mamba_state_dim"));
     for (overrides, size, key) in [
         (["model.qk_l2_norm=true", "model.qk_layernorm=true"], 1, "model.qk_l2_norm"),
+        (["model.clip_qkv=1", "model.attention_output_gate=true"], 1, "model.clip_qkv"),
         (["model.vocab_size=513", "model.tensor_model_parallel_size=2"], 2, "model.vocab_size"),
     ] {
         let errors = check(&overrides, size).unwrap_err();

@@ -1,5 +1,5 @@
-//! Models whose layers have one block each, with Mamba's among them: ranks, stages, generation,
-//! documents, initial values.
+//! Models whose layers have one block each, with Mamba's and short convolutions among them: ranks,
+//! stages, generation, documents, initial values.
 
 use super::spread::{ONE, Spread, check, run, sequences};
 use super::*;
@@ -24,9 +24,44 @@ pub fn hybrid() -> DecoderConfig {
         ffn_hidden_size: 28,
         padded_vocab_size: 40,
         position_embedding: PositionEmbedding::None,
-        hybrid: Some(HybridConfig { layers, mamba }),
+        hybrid: Some(HybridConfig { mamba, ..HybridConfig::new(layers) }),
         ..llama()
     }
+}
+
+/// The first Mamba, a short convolution, Mamba-2 beside attention, and factors on all of them.
+fn mixed() -> DecoderConfig {
+    let mut config = DecoderConfig { hidden_size: 24, ..hybrid() };
+    let hybrid = config.hybrid.as_mut().unwrap();
+    hybrid.layers = vec![HybridBlock::Selective, HybridBlock::ShortConv, HybridBlock::MambaAttention, HybridBlock::Mlp];
+    hybrid.short_conv = ShortConvConfig { kernel: 4, bias: true };
+    hybrid.factors = BlockFactors {
+        attention_input: 1.1,
+        attention_output: 0.9,
+        mamba_input: 1.3,
+        mamba_output: 0.8,
+        mamba_parts: [0.7, 1.2, 0.9, 1.4, 0.6],
+        mlp_gate: 0.8,
+        mlp_output: 1.2,
+    };
+    hybrid.mamba = MambaConfig { norm_before_gate: true, out_bias: Some(false), dt_rank: Some(4), ..hybrid.mamba };
+    config
+}
+
+/// [`mixed`] without the norm of the scan's output, and without biases.
+fn mixed_without_norm() -> DecoderConfig {
+    let mut config = mixed();
+    let hybrid = config.hybrid.as_mut().unwrap();
+    hybrid.short_conv.bias = false;
+    hybrid.mamba = MambaConfig {
+        has_norm: false,
+        norm_before_gate: false,
+        proj_bias: false,
+        conv_bias: false,
+        out_bias: None,
+        ..hybrid.mamba
+    };
+    config
 }
 
 /// Mamba layers alone.
@@ -54,7 +89,8 @@ fn ranks_compute_what_one_does() {
     let two = Spread { tensor: 2, ..ONE };
     let four = Spread { tensor: 4, ..ONE };
     let parallel = [Spread { sequence_parallel: true, ..two }, Spread { sequence_parallel: true, ..four }];
-    for (name, config) in [("hybrid", hybrid()), ("pure", pure())] {
+    let mixed = [("mixed", mixed()), ("without norm", mixed_without_norm())];
+    for (name, config) in [("hybrid", hybrid()), ("pure", pure())].into_iter().chain(mixed) {
         check(vec![(name, config)], &[two, four, parallel[0], parallel[1], Spread { data: 2, ..two }]);
     }
     check(vec![("experts", with_experts())], &[two, Spread { expert: 2, data: 2, ..ONE }]);
@@ -76,55 +112,59 @@ fn stages_in_a_row_are_the_whole_model() {
 
 #[test]
 fn logits_with_state_are_those_without() {
-    for config in [hybrid(), pure(), with_experts()] {
-        let chunk = build(&config);
-        let ids = tokens(17, config.vocab_size);
-        let expected = logits(chunk.as_ref(), &ids);
-        for lengths in [vec![1; 17], vec![4, 1, 1, 7, 3, 1]] {
-            let model = chunk.inference();
-            let (mut state, mut found, mut start) = (model.new_state(), Vec::new(), 0);
-            for length in lengths {
-                found.extend(logits_after(model.as_ref(), &mut state, &ids[start..start + length]));
-                start += length;
-            }
-            assert_close(&found, &expected, 2e-5);
+    [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm()].iter().for_each(check_states);
+}
+
+/// Checks that logits of tokens in several parts, with a state, are those of all at once.
+pub fn check_states(config: &DecoderConfig) {
+    let chunk = build(config);
+    let ids = tokens(17, config.vocab_size);
+    let expected = logits(chunk.as_ref(), &ids);
+    for lengths in [vec![1; 17], vec![4, 1, 1, 7, 3, 1]] {
+        let model = chunk.inference();
+        let (mut state, mut found, mut start) = (model.new_state(), Vec::new(), 0);
+        for length in lengths {
+            found.extend(logits_after(model.as_ref(), &mut state, &ids[start..start + length]));
+            start += length;
         }
+        assert_close(&found, &expected, 2e-5);
     }
 }
 
 #[test]
 fn states_begin_anew_in_each_document() {
-    for config in [hybrid(), pure()] {
-        let documents = vec![0, 0, 0, 1, 1, 2, 2, 2];
-        let batch = MicroBatch {
-            document_ids: Some([documents.clone(), documents].concat()),
-            ..sequences(config.vocab_size, 0)
-        };
-        let found = run(&config, ONE, &|_| batch.clone(), Mode::Evaluate);
-        let plain = run(&config, ONE, &|_| sequences(config.vocab_size, 0), Mode::Evaluate);
-        assert!(found.loss != plain.loss, "boundaries matter");
-        // Each document as a sequence of its own.
-        let chunk = build_spread_alone(&config);
-        let mut sum = 0.0;
-        for row in 0..2 {
-            for places in [0..3, 3..5, 5..8] {
-                let places: Vec<usize> = places.map(|place| row * 8 + place).collect();
-                let pick = |values: &[i64]| places.iter().map(|place| values[*place]).collect::<Vec<_>>();
-                let document = MicroBatch {
-                    tokens: pick(&batch.tokens),
-                    labels: pick(&batch.labels),
-                    loss_mask: places.iter().map(|place| batch.loss_mask[*place]).collect(),
-                    position_ids: (0..places.len() as i64).collect(),
-                    batch_size: 1,
-                    seq_length: places.len(),
-                    ..MicroBatch::default()
-                };
-                let document = Batch::new(&document, &device());
-                sum += loss_sum(&[chunk.as_ref()], &document, Mode::Evaluate).into_scalar::<f32>();
-            }
+    [hybrid(), pure(), mixed()].iter().for_each(check_documents);
+}
+
+/// Checks that the loss of several documents in a sequence is that of each on its own.
+pub fn check_documents(config: &DecoderConfig) {
+    let documents = vec![0, 0, 0, 1, 1, 2, 2, 2];
+    let batch =
+        MicroBatch { document_ids: Some([documents.clone(), documents].concat()), ..sequences(config.vocab_size, 0) };
+    let found = run(config, ONE, &|_| batch.clone(), Mode::Evaluate);
+    let plain = run(config, ONE, &|_| sequences(config.vocab_size, 0), Mode::Evaluate);
+    assert!(found.loss != plain.loss, "boundaries matter");
+    // Each document as a sequence of its own.
+    let chunk = build_spread_alone(config);
+    let mut sum = 0.0;
+    for row in 0..2 {
+        for places in [0..3, 3..5, 5..8] {
+            let places: Vec<usize> = places.map(|place| row * 8 + place).collect();
+            let pick = |values: &[i64]| places.iter().map(|place| values[*place]).collect::<Vec<_>>();
+            let document = MicroBatch {
+                tokens: pick(&batch.tokens),
+                labels: pick(&batch.labels),
+                loss_mask: places.iter().map(|place| batch.loss_mask[*place]).collect(),
+                position_ids: (0..places.len() as i64).collect(),
+                batch_size: 1,
+                seq_length: places.len(),
+                ..MicroBatch::default()
+            };
+            let document = Batch::new(&document, &device());
+            sum += loss_sum(&[chunk.as_ref()], &document, Mode::Evaluate).into_scalar::<f32>();
         }
-        assert!((f64::from(sum) / found.loss - 1.0).abs() < 1e-5, "{sum} and {}", found.loss);
     }
+    assert!((f64::from(sum) / found.loss - 1.0).abs() < 1e-5, "{sum} and {}", found.loss);
 }
 
 /// The model that [`run`] runs, on one rank.
@@ -160,12 +200,18 @@ fn parameters_begin_as_upstream_has_them() {
 
 #[test]
 fn sections_and_serialisation_keep_hybrids() {
-    for config in [hybrid(), pure(), with_experts()] {
+    for config in [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm()] {
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
     }
     let section = DecoderConfig { kv_channels: 10, mlp_bias: false, ..hybrid() }.to_transformer().unwrap();
     assert_eq!(section.hybrid_override_pattern.as_deref(), Some("M*-M"));
+    for config in [mixed(), mixed_without_norm()] {
+        let config = DecoderConfig { mlp_bias: false, ..config }.without_unused();
+        let section = config.to_transformer().unwrap();
+        assert_eq!(section.hybrid_override_pattern.as_deref(), Some("SCP-"));
+        assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
+    }
     let pure = pure().to_transformer().unwrap();
     assert_eq!((pure.num_attention_heads, pure.seq_length), (1, 1024));
     assert_eq!(DecoderConfig::from_transformer(&pure, 40).unwrap().kind(), "mamba");

@@ -6,6 +6,7 @@ mod graph;
 mod hybrid;
 mod initial;
 mod last_layer;
+mod linear_attention;
 mod moe;
 mod mtp;
 mod offload;
@@ -16,7 +17,7 @@ mod spread;
 mod stream;
 mod width;
 
-use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, QkNormScope};
+use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope};
 use bridge_core::model::{
     Auxiliary, Batch, Boundary, BuildContext, ForwardContext, GenerationState, Mode, ModelChunk, Parallel,
     SegmentOutput, StackPart, Stage, run_segments,
@@ -51,9 +52,9 @@ pub fn llama() -> DecoderConfig {
             percent: 1.0,
             interleaved: false,
             scaling: None,
-            windowed_base: None,
+            ..RopeConfig::neutral()
         }),
-        norm: NormConfig { kind: Normalization::RmsNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        norm: NormConfig { kind: Normalization::RmsNorm, epsilon: 1e-5, ..NormConfig::neutral() },
         gated_linear_unit: true,
         activation: Activation::Silu,
         softmax_scale: 10_f64.powf(-0.5),
@@ -67,7 +68,7 @@ pub fn llama() -> DecoderConfig {
 pub fn gpt2() -> DecoderConfig {
     DecoderConfig {
         position_embedding: PositionEmbedding::LearnedAbsolute,
-        norm: NormConfig { kind: Normalization::LayerNorm, epsilon: 1e-5, zero_centered_gamma: false },
+        norm: NormConfig { kind: Normalization::LayerNorm, epsilon: 1e-5, ..NormConfig::neutral() },
         num_query_groups: 6,
         qkv_bias: true,
         proj_bias: true,
@@ -87,10 +88,10 @@ pub fn everything() -> DecoderConfig {
             percent: 0.6,
             interleaved: true,
             scaling: Some(RopeScaling::Linear { factor: 1.7 }),
-            windowed_base: None,
+            ..RopeConfig::neutral()
         }),
         no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
-        norm: NormConfig { kind: Normalization::RmsNorm, epsilon: 1e-3, zero_centered_gamma: true },
+        norm: NormConfig { zero_centered_gamma: true, epsilon: 1e-3, ..llama().norm },
         qk_layernorm: true,
         qkv_bias: true,
         window_size: Some(3),
@@ -109,6 +110,7 @@ pub fn factors() -> [DecoderConfig; 4] {
     let whole = DecoderConfig {
         qk_layernorm: true,
         qk_layernorm_scope: QkNormScope::Projection,
+        clip_qkv: Some(1.2),
         residual: of_outputs,
         embedding_multiplier: 1.7,
         logit_multiplier: 0.6,
@@ -143,6 +145,62 @@ pub fn factors() -> [DecoderConfig; 4] {
         ..llama()
     };
     [whole, centred, local, limited]
+}
+
+/// Gates on attention's output in their three forms, with what else may come between projection and
+/// scores.
+pub fn gates() -> [DecoderConfig; 4] {
+    let rope = |scaling| PositionEmbedding::Rope(RopeConfig { scaling, ..RopeConfig::neutral() });
+    let gated = |form| DecoderConfig { output_gate: Some(form), ..llama() };
+    let fused = DecoderConfig { qkv_bias: true, qk_layernorm: true, ..gated(OutputGateForm::Fused) };
+    let element = DecoderConfig {
+        clip_qkv: Some(0.9),
+        position_embedding: rope(Some(RopeScaling::Ntk { alpha: 5.0 })),
+        qk_layernorm: true,
+        qk_layernorm_after_rope: true,
+        ..gated(OutputGateForm::Element)
+    };
+    let head = DecoderConfig {
+        norm: NormConfig { kind: Normalization::LayerNorm, ..llama().norm },
+        qk_layernorm: true,
+        qk_layernorm_scope: QkNormScope::EachHead,
+        query_scale: Some(QueryScaleConfig { beta: 0.8, length: 3, first: 1, unrotated_only: false }),
+        ..gated(OutputGateForm::Head)
+    };
+    let unrotated = DecoderConfig {
+        no_rope_layers: LayerPattern::Listed(vec![false, true, false]),
+        qk_l2_norm: true,
+        qk_layernorm_after_rope: true,
+        query_scale: Some(QueryScaleConfig { beta: 0.8, length: 2, first: 0, unrotated_only: true }),
+        ..llama()
+    };
+    [fused, element, head, unrotated]
+}
+
+/// Features of the smaller families: norms without parameters, a norm of the embedding, rotation by
+/// negative angles, a bias of the output projection, an activation with trained slopes.
+pub fn switches() -> [DecoderConfig; 3] {
+    let bare = DecoderConfig {
+        norm: NormConfig { affine: false, ..llama().norm },
+        position_embedding: PositionEmbedding::Rope(RopeConfig { reversed: true, ..RopeConfig::neutral() }),
+        embedding_norm: true,
+        qk_layernorm: true,
+        qk_layernorm_scope: QkNormScope::Projection,
+        output_bias: true,
+        logit_multiplier: 0.6,
+        logit_softcap: Some(7.0),
+        ..llama()
+    };
+    let centred =
+        DecoderConfig { norm: NormConfig { kind: Normalization::LayerNorm, affine: false, ..llama().norm }, ..gpt2() };
+    let sloped = DecoderConfig {
+        activation: Activation::Xielu,
+        embedding_norm: true,
+        output_bias: true,
+        embedding_multiplier: 1.7,
+        ..gpt2()
+    };
+    [bare, centred, sloped]
 }
 
 /// A Llama-style model whose frequencies change in sequences of more than seven tokens.
@@ -180,7 +238,8 @@ pub fn build_stage(config: &DecoderConfig, stage: &Stage) -> Box<dyn ModelChunk>
     let shapes: BTreeMap<_, _> =
         chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
     chunk.update_parameters(&mut |name, value| {
-        if shapes[name].len() > 1 {
+        // A limit of xIELU that is far from zero would be a step in the loss.
+        if shapes[name].len() > 1 || name.ends_with("activation_func.eps") {
             return value.into();
         }
         let noise = bridge_kernels::Philox::new(5).derive_name(name).normal(shapes[name][0], 0.2);

@@ -53,7 +53,13 @@ fn models() -> Vec<(String, DecoderConfig)> {
     let (_, first) = super::spread::mixtures().remove(0);
     let shared = MoeConfig { shared_expert_intermediate_size: Some(20), linear_bias: true, ..first.moe.unwrap() };
     let plain = DecoderConfig { moe: Some(shared), ..divisible(plain) };
-    mixtures.chain([("plain units".to_owned(), plain)]).collect()
+    let (_, first) = super::spread::mixtures().remove(0);
+    let gated = DecoderConfig {
+        output_gate: Some(OutputGateForm::Head),
+        query_scale: Some(QueryScaleConfig { beta: 0.8, length: 3, first: 0, unrotated_only: false }),
+        ..latent(first, Some(13))
+    };
+    mixtures.chain([("plain units".to_owned(), plain), ("gated heads".to_owned(), gated)]).collect()
 }
 
 fn recomputing(config: &DecoderConfig, recomputed: RecomputedParts) -> DecoderConfig {

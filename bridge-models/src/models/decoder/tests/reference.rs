@@ -1,7 +1,7 @@
 //! The decoder against a forward pass written out in float64 loops, which shares no code with it.
 
 use super::*;
-use bridge_core::config::{BlockOrder, NormPlacement, Normalization, QkNormScope};
+use bridge_core::config::{BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope};
 
 type Rows = Vec<Vec<f64>>;
 
@@ -17,24 +17,23 @@ impl Model<'_> {
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let weight = &self.values[&format!("{name}.weight")];
         let bias = self.values.get(&format!("{name}.bias"));
-        weight
-            .chunks(x.len())
-            .enumerate()
-            .map(|(o, row)| {
-                let dot: f64 = row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
-                dot + bias.map_or(0.0, |bias| f64::from(bias[o]))
-            })
-            .collect()
+        let products = self.products(name, x).into_iter().enumerate();
+        products.map(|(o, dot)| dot + bias.map_or(0.0, |bias| f64::from(bias[o]))).collect()
+    }
+
+    /// [`Self::linear`] without a bias.
+    fn products(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let weight = &self.values[&format!("{name}.weight")];
+        weight.chunks(x.len()).map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let NormConfig { kind, epsilon, zero_centered_gamma } = self.config.norm;
+        let NormConfig { kind, epsilon, zero_centered_gamma, affine } = self.config.norm;
         let n = x.len() as f64;
         let mean = if kind == Normalization::RmsNorm { 0.0 } else { x.iter().sum::<f64>() / n };
         let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-        let weight = self.row(&format!("{name}.weight"), 0, x.len());
+        let weight = if affine { self.row(&format!("{name}.weight"), 0, x.len()) } else { vec![1.0; x.len()] };
         let bias = self.values.get(&format!("{name}.bias"));
         (0..x.len())
             .map(|i| {
@@ -51,10 +50,17 @@ impl Model<'_> {
         let has_window = self.config.window_size.is_some() && self.config.window_layers.includes(layer);
         let local = rope.windowed_base.filter(|_| has_window);
         let rotated = rope.rotary_size(head.len());
+        let base = match &rope.scaling {
+            Some(RopeScaling::Ntk { alpha }) => rope.base * alpha.powf(rotated as f64 / (rotated as f64 - 2.0)),
+            _ => rope.base,
+        };
         for pair in 0..rotated / 2 {
-            let mut angle = position as f64 / local.unwrap_or(rope.base).powf(2.0 * pair as f64 / rotated as f64);
+            let mut angle = position as f64 / local.unwrap_or(base).powf(2.0 * pair as f64 / rotated as f64);
             if let (Some(RopeScaling::Linear { factor }), None) = (&rope.scaling, local) {
                 angle /= factor;
+            }
+            if rope.reversed {
+                angle = -angle;
             }
             let (i, j) = if rope.interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + rotated / 2) };
             let (a, b) = (head[i], head[j]);
@@ -67,18 +73,63 @@ impl Model<'_> {
         let config = self.config;
         let (g, d) = (config.num_query_groups, config.kv_channels);
         let r = config.num_attention_heads / g;
+        // Heads of a group in the projection, and the place of its key.
+        let fused = config.output_gate == Some(OutputGateForm::Fused);
+        let (per_group, key) = if fused { (2 * r + 2, 2 * r) } else { (r + 2, r) };
         let name = format!("decoder.layers.{layer}.self_attention");
         let head = |qkv: &[f64], position: usize, index: usize, norm: Option<&str>| {
             let mut head = qkv[index * d..(index + 1) * d].to_vec();
-            if let Some(norm) = norm {
+            let limit = config.clip_qkv.unwrap_or(f64::INFINITY);
+            let limited = |head: &mut Vec<f64>| head.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
+            let Some(norm) = norm else {
+                limited(&mut head);
+                return head;
+            };
+            let rotates = !config.no_rope_layers.includes(layer);
+            let normalize = |head: &mut Vec<f64>| {
                 if config.qk_layernorm && config.qk_layernorm_scope == QkNormScope::Head {
-                    head = self.norm(&format!("{name}.{norm}"), &head);
+                    *head = self.norm(&format!("{name}.{norm}"), head);
                 }
-                if !config.no_rope_layers.includes(layer) {
-                    self.rotate(&mut head, layer, position);
+                if config.qk_l2_norm || config.qk_layernorm_scope == QkNormScope::EachHead {
+                    let n = head.len() as f64;
+                    let is_centred = !config.qk_l2_norm && config.norm.kind != Normalization::RmsNorm;
+                    let mean = if is_centred { head.iter().sum::<f64>() / n } else { 0.0 };
+                    let variance = head.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
+                    head.iter_mut().for_each(|v| *v = (*v - mean) / (variance + config.norm.epsilon).sqrt());
                 }
+                if config.qk_layernorm_scope == QkNormScope::EachHead {
+                    let (group, within) = (index / per_group, index % per_group);
+                    let number = if within < r { group * r + within } else { group };
+                    let weight = self.row(&format!("{name}.{norm}.weight"), number, d);
+                    head.iter_mut().zip(weight).for_each(|(v, weight)| *v *= weight);
+                }
+            };
+            if !config.qk_layernorm_after_rope {
+                normalize(&mut head);
+            }
+            limited(&mut head);
+            if rotates {
+                self.rotate(&mut head, layer, position);
+            }
+            if config.qk_layernorm_after_rope && rotates {
+                normalize(&mut head);
+            }
+            let scale = config.query_scale.filter(|scale| !scale.unrotated_only || !rotates);
+            if let Some(scale) = scale.filter(|_| index % per_group < r) {
+                let steps = ((position + scale.first) / scale.length) as f64;
+                head.iter_mut().for_each(|v| *v *= 1.0 + scale.beta * (1.0 + steps).ln());
             }
             head
+        };
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let gate = |x: &[f64], qkv: &[f64], h: usize, element: usize| {
+            let of_layer = |place: usize| sigmoid(self.linear(&format!("{name}.linear_gate"), x)[place]);
+            match config.output_gate {
+                None => 1.0,
+                Some(OutputGateForm::Fused) => sigmoid(qkv[(h / r * per_group + r + h % r) * d + element]),
+                Some(OutputGateForm::Element) => of_layer(h * d + element),
+                Some(OutputGateForm::Head) => of_layer(h),
+            }
         };
         let mut qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
         if config.qk_layernorm_scope == QkNormScope::Projection {
@@ -99,10 +150,10 @@ impl Model<'_> {
                 let mut out = Vec::new();
                 for h in 0..config.num_attention_heads {
                     let (group, within) = (h / r, h % r);
-                    let q = head(&qkv[i], i, group * (r + 2) + within, Some("q_layernorm"));
+                    let q = head(&qkv[i], i, group * per_group + within, Some("q_layernorm"));
                     let seen: Vec<usize> = (0..=i).filter(|j| i - j <= window).collect();
                     let scores = seen.iter().map(|j| {
-                        let k = head(&qkv[*j], *j, group * (r + 2) + r, Some("k_layernorm"));
+                        let k = head(&qkv[*j], *j, group * per_group + key, Some("k_layernorm"));
                         let score = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() * config.softmax_scale;
                         config.attention_softcap.map_or(score, |cap| cap * (score / cap).tanh())
                     });
@@ -110,10 +161,10 @@ impl Model<'_> {
                     let total: f64 = weights.iter().sum();
                     let mut y = vec![0.0; d];
                     for (j, weight) in seen.iter().zip(&weights) {
-                        let v = head(&qkv[*j], *j, group * (r + 2) + r + 1, None);
+                        let v = head(&qkv[*j], *j, group * per_group + key + 1, None);
                         y.iter_mut().zip(&v).for_each(|(y, v)| *y += weight / total * v);
                     }
-                    out.extend(y);
+                    out.extend((0..d).map(|element| y[element] * gate(&x[i], &qkv[i], h, element)));
                 }
                 self.linear(&format!("{name}.linear_proj"), &out)
             })
@@ -123,7 +174,14 @@ impl Model<'_> {
     fn mlp(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = format!("decoder.layers.{layer}.mlp");
         let h = self.linear(&format!("{name}.linear_fc1"), x);
+        let scalar = |which: &str| f64::from(self.values[&format!("{name}.activation_func.{which}")][0]);
+        let softplus = |x: f64| x.exp().ln_1p();
         let act = |x: f64| match self.config.activation {
+            Activation::Xielu if x > 0.0 => softplus(scalar("alpha_p")) * x * x + scalar("beta") * x,
+            Activation::Xielu => {
+                let slope = scalar("beta") + softplus(scalar("alpha_n"));
+                slope * (x.min(scalar("eps")).exp_m1() - x) + scalar("beta") * x
+            }
             Activation::Silu => x / (1.0 + (-x).exp()),
             Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
             Activation::GeluTanh => {
@@ -155,7 +213,7 @@ impl Model<'_> {
                     let p = self.row("embedding.position_embeddings.weight", i, c);
                     x.iter_mut().zip(p).for_each(|(x, p)| *x += p);
                 }
-                x
+                if self.config.embedding_norm { self.norm("embedding.layernorm", &x) } else { x }
             })
             .collect();
         let add = |x: &mut Rows, y: Rows| {
@@ -209,7 +267,14 @@ impl Model<'_> {
         }
         let output =
             if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
-        let logits = x.iter().flat_map(|x| self.linear(output, &self.norm("decoder.final_layernorm", x)));
+        let of_row = |x: &Vec<f64>| {
+            let mut logits = self.products(output, &self.norm("decoder.final_layernorm", x));
+            if let Some(bias) = self.values.get("output_layer.bias") {
+                logits.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += f64::from(*bias));
+            }
+            logits
+        };
+        let logits = x.iter().flat_map(of_row);
         let factor = self.config.logit_multiplier / self.config.width_multiplier.unwrap_or(1.0);
         let logits = logits.map(|l| l * factor);
         logits.map(|l| self.config.logit_softcap.map_or(l, |cap| cap * (l / cap).tanh()) as f32).collect()
@@ -254,7 +319,13 @@ fn layers_have_the_norms_that_their_composition_asks_for() {
 
 #[test]
 fn logits_equal_those_of_plain_loops() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()).chain(factors()) {
+    for config in [llama(), gpt2(), everything()]
+        .into_iter()
+        .chain(compositions())
+        .chain(factors())
+        .chain(gates())
+        .chain(switches())
+    {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
         let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
@@ -264,7 +335,7 @@ fn logits_equal_those_of_plain_loops() {
 
 #[test]
 fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(factors()) {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(factors()).chain(gates()).chain(switches()) {
         let chunk = build(&config);
         let micro_batch = micro_batch(config.vocab_size);
         let batch = Batch::new(&micro_batch, &device());
@@ -286,12 +357,20 @@ fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
 
 #[test]
 fn gradients_equal_difference_quotients() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(compositions()).chain(factors()) {
+    for config in [llama(), gpt2(), everything()]
+        .into_iter()
+        .chain(compositions())
+        .chain(factors())
+        .chain(gates())
+        .chain(switches())
+    {
         let mut chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let (_, gradients) = loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate);
         let start = values(chunk.as_ref());
-        assert_eq!(gradients.keys().collect::<Vec<_>>(), start.keys().collect::<Vec<_>>());
+        let frozen = |name: &&String| chunk.parameters().iter().any(|info| info.name == **name && !info.trainable);
+        let trained: Vec<_> = start.keys().filter(|name| !frozen(name)).collect();
+        assert_eq!(gradients.keys().collect::<Vec<_>>(), trained);
         for (name, gradient) in &gradients {
             // Along the gradient itself the loss rises by the gradient's norm per unit of length.
             let norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();

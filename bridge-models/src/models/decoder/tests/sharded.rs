@@ -52,6 +52,9 @@ fn ranks_that_hold_the_same_keys_and_values_compute_what_one_does() {
             ("biases and norms", DecoderConfig { qkv_bias: true, qk_layernorm: true, ..llama() }),
             ("gpt2", gpt2()),
             ("sinks", DecoderConfig { attention_sinks: true, ..llama() }),
+            ("gates of the projection", gates()[0].clone()),
+            ("gates of elements", gates()[1].clone()),
+            ("gates of heads", gates()[2].clone()),
             ("everything", everything()),
             ("norms over projections", factors()[0].clone()),
         ];
@@ -271,7 +274,8 @@ fn ranks_with_fewer_rows_take_chunks_of_the_same_length() {
         let labels: Vec<i64> = (0..tokens).map(|i| (i * 7919 % ROWS) as i64).collect();
         let labels_bt = Tensor::<2, Int>::from_data(TensorData::new(labels, [1, tokens]), &device);
         let targets = Targets { labels_bt, mask_bt: Tensor::ones([1, tokens], &device) };
-        let projection = Projection { weight_vc: weight_vc.into(), vocab_size: ROWS, multiplier: 1.0, softcap: None };
+        let projection =
+            Projection { weight_vc: weight_vc.into(), bias_v: None, vocab_size: ROWS, multiplier: 1.0, softcap: None };
         let sum = loss_sum(x, projection, targets, &regions, None);
         Ok::<_, bridge_dist::mesh::MeshSetupError>(sum.into_data().iter::<f32>().next().expect("a sum"))
     };

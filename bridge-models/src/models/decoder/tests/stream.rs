@@ -71,6 +71,7 @@ fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("further tokens", further),
         ("experts", super::moe::mixture(5, 2)),
         ("state space", super::hybrid::hybrid()),
+        ("linear attention", super::linear_attention::gated_delta_net()),
     ]
 }
 

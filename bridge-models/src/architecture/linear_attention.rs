@@ -1,0 +1,120 @@
+//! Linear attention in some layers: sizes and switches of the gated delta rule.
+
+use bridge_core::config::{AttentionVariant, NormPlacement};
+use bridge_core::model::ModelBuildError;
+use serde::{Deserialize, Serialize};
+
+use super::choices::LayerPattern;
+use super::config::{DecoderConfig, ResidualConfig};
+use super::limits::{LARGEST_SIZE, invalid};
+use super::section::{SettingCodec, codecs, config_table, setting};
+
+config_table! {
+    /// Settings of the layers that have the gated delta rule in place of softmax attention.
+    pub struct LinearAttentionConfig {
+        /// The layers.
+        layers: LayerPattern = LayerPattern::All => codecs::LINEAR_LAYERS;
+        /// One decay a token, or one a token and channel.
+        variant: AttentionVariant = AttentionVariant::GatedDeltaNet => SettingCodec {
+            read: |section, _| Ok(section.experimental_attention_variant.unwrap_or(AttentionVariant::GatedDeltaNet)),
+            write: |variant, _, section| section.experimental_attention_variant = Some(*variant),
+        };
+        /// Taps of the convolution of queries, keys and values.
+        conv_kernel: usize = 4 => setting!(linear_conv_kernel_dim);
+        /// Size of a query or key head.
+        key_head_size: usize = 128 => setting!(linear_key_head_dim);
+        /// Size of a value head.
+        value_head_size: usize = 128 => setting!(linear_value_head_dim);
+        /// Query and key heads.
+        num_key_heads: usize = 16 => setting!(linear_num_key_heads);
+        /// Value heads, of which equal runs share a key head.
+        num_value_heads: usize = 32 => setting!(linear_num_value_heads);
+        /// A token may erase twice the old value of its key.
+        doubles_beta: bool = false => setting!(linear_allow_neg_eigval);
+        /// Size between the two matrices that make decays, and between those that make gates; `None`
+        /// is one matrix each.
+        gate_rank: Option<usize> = None => setting!(linear_gate_rank);
+        /// Least logarithm of a decay.
+        decay_bound: Option<f64> = None => setting!(linear_decay_bound);
+        /// Epsilon of the norm of the output, where it is not the model's.
+        norm_epsilon: Option<f64> = None => setting!(linear_norm_epsilon);
+        /// Place of these layers' norms, where it is not the model's.
+        norms: Option<NormPlacement> = None => setting!(linear_norm_placement);
+    }
+}
+
+impl LinearAttentionConfig {
+    /// Elements of all query heads, or of all key heads.
+    pub fn key_size(&self) -> usize {
+        self.num_key_heads.saturating_mul(self.key_head_size)
+    }
+
+    /// Elements of all value heads.
+    pub fn value_size(&self) -> usize {
+        self.num_value_heads.saturating_mul(self.value_head_size)
+    }
+
+    /// Channels of the convolution: queries, keys and values.
+    pub fn conv_size(&self) -> usize {
+        self.key_size().saturating_mul(2).saturating_add(self.value_size())
+    }
+
+    /// Decays of a token.
+    pub fn decay_size(&self) -> usize {
+        match self.variant {
+            AttentionVariant::GatedDeltaNet => self.num_value_heads,
+            AttentionVariant::KimiDeltaAttention => self.num_value_heads.saturating_mul(self.key_head_size),
+        }
+    }
+
+    /// Rows of the projection from the stream: queries, keys, values, gates, betas and decays. Gates
+    /// and decays that two matrices make have none.
+    pub fn projected(&self) -> [usize; 6] {
+        let own = |size| if self.gate_rank.is_some() { 0 } else { size };
+        let (keys, values) = (self.key_size(), self.value_size());
+        [keys, keys, values, own(values), self.num_value_heads, own(self.decay_size())]
+    }
+
+    fn validate(&self, config: &DecoderConfig) -> Result<(), ModelBuildError> {
+        let sizes = [
+            ("model.linear_conv_kernel_dim", self.conv_kernel),
+            ("model.linear_key_head_dim", self.key_head_size),
+            ("model.linear_value_head_dim", self.value_head_size),
+            ("model.linear_num_key_heads", self.num_key_heads),
+            ("model.linear_num_value_heads", self.num_value_heads),
+            ("model.linear_gate_rank", self.gate_rank.unwrap_or(1)),
+        ];
+        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
+            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
+        }
+        if !self.num_value_heads.is_multiple_of(self.num_key_heads) {
+            let message = format!(
+                "expected a multiple of linear_num_key_heads ({}), found {}",
+                self.num_key_heads, self.num_value_heads
+            );
+            return Err(invalid("model.linear_num_value_heads", message));
+        }
+        if config.hybrid.is_some() || config.encoder.is_some() {
+            let message = "needs model.kind = \"gpt\": other kinds choose the blocks of their layers otherwise";
+            return Err(invalid("model.experimental_attention_variant", message.into()));
+        }
+        Ok(())
+    }
+}
+
+impl DecoderConfig {
+    /// Settings of linear attention in layer `index` (global), if it has it.
+    pub fn linear_layer(&self, index: usize) -> Option<&LinearAttentionConfig> {
+        self.linear_attention.as_ref().filter(|linear| linear.layers.includes(index))
+    }
+
+    /// Connection of the blocks of layer `index` (global) to the stream.
+    pub(crate) fn residual_of(&self, index: usize) -> ResidualConfig {
+        let norms = self.linear_layer(index).and_then(|linear| linear.norms);
+        ResidualConfig { norms: norms.unwrap_or(self.residual.norms), ..self.residual }
+    }
+
+    pub(crate) fn validate_linear_attention(&self) -> Result<(), ModelBuildError> {
+        self.linear_attention.as_ref().map_or(Ok(()), |linear| linear.validate(self))
+    }
+}
