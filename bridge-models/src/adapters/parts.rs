@@ -14,8 +14,9 @@ pub(crate) enum Parts {
     /// The layer has one output and is not fused.
     One,
     /// Queries, keys and values: the rows of `groups` groups, each its query heads, a key and a
-    /// value head of `head_size` rows.
-    Heads { groups: usize, head_size: usize },
+    /// value head of `head_size` rows. With `gates` the rows of queries are followed by as many of
+    /// their gates, which are of the same part.
+    Heads { groups: usize, head_size: usize, gates: bool },
     /// A gate and the linear term that it multiplies, one after the other.
     Gated,
 }
@@ -23,7 +24,7 @@ pub(crate) enum Parts {
 impl Parts {
     pub fn from_layer(layer: &LinearLayer) -> Self {
         match layer.cut {
-            TensorPartition::KeyValueGroups { groups, head_size } => Self::Heads { groups, head_size },
+            TensorPartition::KeyValueGroups { groups, head_size, gates } => Self::Heads { groups, head_size, gates },
             TensorPartition::Blocks(2) => Self::Gated,
             TensorPartition::Replicated(_)
             | TensorPartition::Rows
@@ -31,6 +32,7 @@ impl Parts {
             | TensorPartition::Blocks(_)
             | TensorPartition::Sections(_)
             | TensorPartition::KeyHeads { .. }
+            | TensorPartition::GatedQueries { .. }
             | TensorPartition::VocabularyRows => Self::One,
         }
     }
@@ -49,8 +51,8 @@ impl Parts {
     pub fn rows(self, part: usize, outputs: usize) -> usize {
         match self {
             Self::One => outputs,
-            Self::Heads { groups, head_size } if part == 0 => outputs - 2 * groups * head_size,
-            Self::Heads { groups, head_size } => groups * head_size,
+            Self::Heads { groups, head_size, .. } if part == 0 => outputs - 2 * groups * head_size,
+            Self::Heads { groups, head_size, .. } => groups * head_size,
             Self::Gated => outputs / 2,
         }
     }
@@ -60,6 +62,7 @@ impl Parts {
         match self {
             Self::One => layer.cut_by_outputs(),
             Self::Heads { groups, .. } if part > 0 => TensorPartition::KeyHeads { heads: groups },
+            Self::Heads { groups, gates: true, .. } => TensorPartition::GatedQueries { groups },
             Self::Heads { .. } | Self::Gated => TensorPartition::Rows,
         }
     }
@@ -67,7 +70,9 @@ impl Parts {
     /// The parts on one of `ranks` ranks.
     pub fn on_rank(self, ranks: usize) -> Self {
         match self {
-            Self::Heads { groups, head_size } => Self::Heads { groups: (groups / ranks).max(1), head_size },
+            Self::Heads { groups, head_size, gates } => {
+                Self::Heads { groups: (groups / ranks).max(1), head_size, gates }
+            }
             Self::One | Self::Gated => self,
         }
     }
@@ -78,7 +83,7 @@ impl Parts {
         match self {
             Self::One => weight_oi,
             Self::Gated => weight_oi.narrow(0, part * (outputs / 2), outputs / 2),
-            Self::Heads { groups, head_size } => {
+            Self::Heads { groups, head_size, .. } => {
                 let of_group = outputs / groups;
                 let queries = of_group - 2 * head_size;
                 let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
@@ -95,7 +100,7 @@ impl Parts {
         let (first, count, apart, times) = match self {
             Self::One => (0, outputs, outputs, 1),
             Self::Gated => (part * (outputs / 2), outputs / 2, outputs, 1),
-            Self::Heads { groups, head_size } => {
+            Self::Heads { groups, head_size, .. } => {
                 let of_group = outputs / groups;
                 let queries = of_group - 2 * head_size;
                 let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
@@ -120,7 +125,7 @@ impl Parts {
                 let halves = parts_no.into_iter().map(|part| filled(part, outputs / 2)).collect();
                 Tensor::cat(halves, 1)
             }
-            Self::Heads { groups, head_size } => {
+            Self::Heads { groups, head_size, .. } => {
                 let of_group = outputs / groups;
                 let counts = [of_group - 2 * head_size, head_size, head_size];
                 let grouped = |(part, count): (Option<Tensor<2>>, usize)| {

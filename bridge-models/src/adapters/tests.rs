@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::PeftAdapter;
 use super::peft_format::ModuleNames;
 use crate::families::with_model_type;
-use crate::huggingface::HfModel;
+use crate::huggingface::{HfModel, Layout};
 use crate::verify_adapter;
 
 fn fixtures() -> PathBuf {
@@ -267,11 +267,26 @@ fn modules_are_named_as_transformers_does_or_as_files_do() {
 #[test]
 fn names_in_files_are_changed_where_transformers_has_others() {
     let changed = |family: &str, name: &str| {
-        let names = ModuleNames::new(with_model_type(family).unwrap());
+        let names = ModuleNames::new(with_model_type(family).unwrap(), None);
         names.module_name(name)
     };
     assert_eq!(changed("nemotron_h", "backbone.embeddings.weight"), "model.embeddings.weight");
     assert_eq!(changed("nemotron_h", "lm_head.weight"), "lm_head.weight");
     assert_eq!(changed("mamba2", "backbone.embeddings.weight"), "backbone.embeddings.weight");
     assert_eq!(changed("mixtral", "model.layers.3.block_sparse_moe.gate.weight"), "model.layers.3.mlp.gate.weight");
+}
+
+#[test]
+fn modules_of_a_multimodal_base_have_the_names_of_either_version() {
+    let family = with_model_type("gemma3_text").unwrap();
+    let module = "model.layers.0.self_attn.q_proj";
+    for (layout, name) in [
+        (Layout::Inside, "model.language_model.layers.0.self_attn.q_proj"),
+        (Layout::Whole, "language_model.model.layers.0.self_attn.q_proj"),
+    ] {
+        let tensor = format!("base_model.model.{name}.lora_A.weight");
+        let names = ModuleNames::in_folder(family, Some(Layout::Inside), [tensor.as_str()].into_iter());
+        assert_eq!(names.module_name(module), name);
+        assert_eq!(ModuleNames::new(family, Some(layout)).module_name(module), name);
+    }
 }

@@ -2,32 +2,87 @@
 //! `config.rs`, which maps keys of `config.json` to fields of the decoder, and `weights.rs`, which
 //! maps parameters to tensors. [`crate::huggingface`] describes these tables.
 
+mod afmoe;
+mod apertus;
+mod arcee;
+mod bailing_hybrid;
+mod bailing_moe_v2;
+mod bamba;
+mod cohere;
 mod cohere2;
+mod cwm;
+mod dbrx;
+mod deepseek_v2;
 mod deepseek_v3;
+mod dots1;
+mod ernie4_5;
+mod ernie4_5_moe;
+mod exaone4;
+mod exaone_moe;
+mod falcon_h1;
+mod gemma;
 mod gemma2;
 mod gemma3;
+mod glm;
 mod glm4;
+mod glm4_moe;
+mod glm4_moe_lite;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
 mod granite;
+mod granitemoe;
+mod granitemoehybrid;
+mod hunyuan_v1_dense;
+mod hunyuan_v1_moe;
+mod hy_v3;
+mod jamba;
+mod kimi_k2;
+mod kimi_linear;
+mod lfm2;
+mod lfm2_moe;
 mod llama;
 mod mamba2;
+mod mimo;
+mod minicpm3;
+mod minimax_m2;
+mod ministral;
+mod ministral3;
 mod mistral;
+mod mistral4;
 mod mixtral;
 mod mixture;
+pub(crate) mod multimodal;
+mod nanochat;
+mod nemotron;
 mod nemotron_h;
+mod olmo;
 mod olmo2;
+mod olmo3;
+mod olmo_hybrid;
 mod olmoe;
+mod pairs;
+mod phi;
 mod phi3;
+mod phimoe;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_5;
+mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
+mod sarvam_mla;
+mod sarvam_moe;
+mod seed_oss;
 mod smollm3;
+mod solar_open;
+mod stablelm;
 mod starcoder2;
 mod t5;
 #[cfg(test)]
 mod testing;
+mod vaultgemma;
 
 use crate::decoder::DecoderConfig;
 use crate::huggingface::gguf::GgufFamily;
@@ -59,16 +114,99 @@ pub const FAMILIES: &[&Family] = &[
     &deepseek_v3::FAMILY,
     &olmoe::FAMILY,
     &gpt_oss::FAMILY,
+    &qwen3_next::FAMILY,
+    &qwen3_5::FAMILY,
+    &qwen3_5_moe::FAMILY,
+    &olmo_hybrid::FAMILY,
+    &kimi_linear::FAMILY,
+    &bailing_hybrid::FAMILY,
+    &gemma::FAMILY,
+    &glm::FAMILY,
+    &olmo3::FAMILY,
+    &exaone4::FAMILY,
+    &seed_oss::FAMILY,
+    &ministral::FAMILY,
+    &arcee::FAMILY,
+    &nemotron::FAMILY,
+    &ernie4_5::FAMILY,
+    &minicpm3::FAMILY,
+    &cohere::FAMILY,
+    &cwm::FAMILY,
+    &vaultgemma::FAMILY,
+    &mimo::FAMILY,
+    &afmoe::FAMILY,
+    &hunyuan_v1_dense::FAMILY,
+    &hunyuan_v1_moe::FAMILY,
+    &stablelm::FAMILY,
+    &ministral3::FAMILY,
+    &mistral4::FAMILY,
+    &dbrx::FAMILY,
+    &phi::FAMILY,
+    &apertus::FAMILY,
+    &phimoe::FAMILY,
+    &olmo::FAMILY,
+    &nanochat::FAMILY,
+    &ernie4_5_moe::FAMILY,
+    &granitemoehybrid::FAMILY,
+    &bamba::FAMILY,
+    &lfm2::FAMILY,
+    &lfm2_moe::FAMILY,
+    &jamba::FAMILY,
+    &falcon_h1::FAMILY,
+    &qwen2_moe::FAMILY,
+    &glm4_moe::FAMILY,
+    &glm4_moe_lite::FAMILY,
+    &deepseek_v2::FAMILY,
+    &kimi_k2::FAMILY,
+    &sarvam_mla::FAMILY,
+    &minimax_m2::FAMILY,
+    &dots1::FAMILY,
+    &hy_v3::FAMILY,
+    &exaone_moe::FAMILY,
+    &granitemoe::FAMILY,
+    &solar_open::FAMILY,
+    &sarvam_moe::FAMILY,
+    &bailing_moe_v2::FAMILY,
+];
+
+/// Names that published files have instead of a family's own: `model_type`, class, and the family's
+/// `model_type`. Exports keep them.
+const OTHER_NAMES: &[(&str, &str, &str)] = &[
+    ("kimi_k2", "DeepseekV3ForCausalLM", "kimi_k2"),
+    ("sarvam_mla", "DeepseekV3ForCausalLM", "sarvam_mla"),
+    ("bailing_moe", "BailingMoeV2ForCausalLM", "bailing_moe_v2"),
 ];
 
 /// The families that llama.cpp has too: `gguf.rs` of the folder, and a line here. A file is read as
 /// the first with its architecture.
-pub(crate) const GGUF_FAMILIES: &[&GgufFamily] =
-    &[&gpt2::gguf::GGUF, &llama::gguf::GGUF, &mistral::gguf::GGUF, &qwen2::gguf::GGUF, &qwen3::gguf::GGUF];
+pub(crate) const GGUF_FAMILIES: &[&GgufFamily] = &[
+    &gpt2::gguf::GGUF,
+    &llama::gguf::GGUF,
+    &mistral::gguf::GGUF,
+    &qwen2::gguf::GGUF,
+    &qwen3::gguf::GGUF,
+    &gemma::gguf::GGUF,
+    &starcoder2::gguf::GGUF,
+    &olmo2::gguf::GGUF,
+    &glm4::gguf::GGUF,
+    &exaone4::gguf::GGUF,
+    &seed_oss::gguf::GGUF,
+    &arcee::gguf::GGUF,
+    &nemotron::gguf::GGUF,
+    &ernie4_5::gguf::GGUF,
+    &cohere::gguf::GGUF,
+];
 
 /// The family of a `model_type`.
 pub fn with_model_type(model_type: &str) -> Option<&'static Family> {
-    FAMILIES.iter().copied().find(|family| family.model_type() == model_type)
+    let other = OTHER_NAMES.iter().find(|(name, ..)| *name == model_type);
+    let own = other.map_or(model_type, |(.., own)| own);
+    FAMILIES.iter().copied().find(|family| family.model_type() == own)
+}
+
+/// True if files with this `model_type` may name the class `architecture` besides the family's own.
+pub(crate) fn has_other_class(model_type: &str, architecture: &str) -> bool {
+    OTHER_NAMES.iter().any(|(name, class, _)| (*name, *class) == (model_type, architecture))
 }
 
 /// Hugging Face family that can hold a decoder: the family of the model type `origin` if it can, or

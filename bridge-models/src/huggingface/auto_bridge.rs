@@ -9,7 +9,7 @@ use bridge_core::model::{ModelChunk, ModelHook};
 use burn::tensor::Device;
 
 use super::error::HfError;
-use super::export::{ExportOptions, to_hf};
+use super::export::{ExportOptions, Exporter};
 use super::import::{HfModel, import_hook};
 use super::snapshot::snapshot;
 use crate::decoder::DecoderConfig;
@@ -67,17 +67,23 @@ impl AutoBridge {
     /// `options` are used as given.
     ///
     /// # Errors
-    /// As [`to_hf`](fn@to_hf), and if one of those files cannot be read.
+    /// As [`super::to_hf`], and if one of those files cannot be read.
     pub fn to_hf(&self, folder: &Path, chunks: &[&dyn ModelChunk], options: &ExportOptions) -> Result<(), HfError> {
         let model = &self.model;
         let mut companions = model.companions()?;
         companions.extend(options.companions.clone());
         let options = ExportOptions {
             original: options.original.clone().or_else(|| Some(model.settings().clone())),
+            carried: options.carried.clone().or_else(|| model.carried().cloned()),
             experts: model.experts(),
             companions,
             ..options.clone()
         };
-        to_hf(folder, model.family(), model.config(), chunks, &options)
+        let mut exporter = Exporter::new(folder, model.family(), model.config(), &options)?;
+        exporter.add_chunks(chunks);
+        for tensor in model.carried().iter().flat_map(|carried| &carried.tensors) {
+            exporter.carry(&tensor.name, model.carried_bytes(&tensor.name)?);
+        }
+        exporter.finish()
     }
 }

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::encoding;
 use super::error::{HfError, TensorProblem};
+use super::multimodal::checkpoint_dtype;
 use super::source::TensorSource;
 
 /// A tensor in host memory.
@@ -122,6 +123,8 @@ const NOT_READ: [(&str, &str, &str); 7] = [
 ];
 const RESAVE: &str =
     "such a file is a program, which is not run: write the folder anew by transformers, model.save_pretrained(FOLDER)";
+/// Types of tensors beside those of a language model.
+const CARRIED_TYPES: &str = "F64, F32, BF16, F16, I64, I32, U32, U8 or BOOL, not quantized, beside the language model";
 /// PyTorch's own files of weights, whole and in shards.
 const PICKLED: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
@@ -322,6 +325,19 @@ impl HfCheckpoint {
         let mut values = vec![0.0; shape.iter().product()];
         self.read_into(name, 0, &mut values)?;
         Ok(HostTensor { shape, values })
+    }
+
+    /// Type and bytes of a tensor that is carried along unread.
+    ///
+    /// # Errors
+    /// If there is no such tensor, it is quantized, or checkpoints do not have its type.
+    pub(super) fn raw(&self, name: &str) -> Result<(Dtype, &[u8]), HfError> {
+        let (entry, bytes) = self.entry(name)?;
+        let is_plain = matches!(entry.encoding, Encoding::Plain) && checkpoint_dtype(entry.dtype).is_some();
+        match is_plain {
+            true => Ok((entry.dtype, bytes)),
+            false => Err(self.wrong_dtype(entry, name, CARRIED_TYPES, entry.dtype)),
+        }
     }
 
     /// A tensor's shape and integer values.

@@ -10,38 +10,61 @@ use super::error::HfError;
 use super::family::Family;
 use super::fields::{Fields, ReadKeys};
 use super::json;
+use super::multimodal::Multimodal;
 use super::recipe_keys::in_file;
 use super::unread::unread;
 use crate::decoder::DecoderConfig;
-use crate::families::{FAMILIES, with_model_type};
+use crate::families::{FAMILIES, has_other_class, with_model_type};
 
 /// Description of a folder by its `config.json`.
 pub(super) struct Described {
+    /// The settings of the language model.
     pub settings: Map<String, Value>,
+    /// The whole file, if the language model is a part of a multimodal model.
+    pub multimodal: Option<Multimodal>,
     pub architecture: Architecture,
     /// Keys that have no effect here.
     pub unread: Vec<String>,
 }
 
-/// Reads the `config.json` of a folder.
+/// Reads the `config.json` of a folder. `is_tied` says whether the output of a multimodal model is
+/// tied to the embedding if the file does not.
 ///
 /// # Errors
 /// If the file is missing or damaged, or describes an unknown model.
-pub(super) fn read_folder(folder: &Path) -> Result<Described, HfError> {
+pub(super) fn read_folder(folder: &Path, is_tied: Option<bool>) -> Result<Described, HfError> {
     let path = folder.join("config.json");
     let read = read_settings(&path)?;
+    let multimodal = Multimodal::new(&read).map_err(|error| in_file(&path, &read, error))?;
+    let read = match &multimodal {
+        Some(whole) => whole.text(whole.is_tied().or(is_tied).unwrap_or(whole.is_tied_by_default())),
+        None => read,
+    };
+    let place = |key: &str| multimodal.as_ref().map_or("", |whole| whole.place_of(key));
+    let placed = |settings: &Map<String, Value>, error| match in_file(&path, settings, error) {
+        HfError::Setting { path, key, found, expected } => {
+            HfError::Setting { path, key: format!("{}{key}", place(&key)), found, expected }
+        }
+        other => other,
+    };
     let own_keys = family(&Fields::new(&read)).and_then(|family| family.with_own_keys(read.clone()));
-    let settings = own_keys.map_err(|error| in_file(&path, &read, error))?;
+    let settings = own_keys.map_err(|error| placed(&read, error))?;
     let read_keys = ReadKeys::default();
-    let architecture = Architecture::new(&Fields::recording(&settings, &read_keys));
-    let architecture = architecture.map_err(|error| in_file(&path, &settings, error))?;
+    let fields = Fields::recording(&settings, &read_keys);
+    let architecture = Architecture::new(&fields).and_then(|architecture| {
+        multimodal.iter().try_for_each(|whole| whole.check(&fields, &architecture.config))?;
+        Ok(architecture)
+    });
+    let architecture = architecture.map_err(|error| placed(&settings, error))?;
     let unread = unread(&settings, &read_keys.into_inner());
-    Ok(Described { settings, architecture, unread })
+    let place = place("");
+    let unread = unread.into_iter().map(|key| key.replacen('`', &format!("`{place}"), 1)).collect();
+    Ok(Described { settings, multimodal, architecture, unread })
 }
 
 /// [`unread_keys_message`] of a folder whose weights are not opened.
 pub(super) fn unread_keys_warning(folder: &Path) -> Option<String> {
-    unread_keys_message(folder, &read_folder(folder).ok()?.unread)
+    unread_keys_message(folder, &read_folder(folder, None).ok()?.unread)
 }
 
 /// Message that lists the unread keys of a folder.
@@ -114,7 +137,8 @@ fn family(fields: &Fields) -> Result<&'static Family, HfError> {
         };
         fields.error("model_type", &found, &known())
     })?;
-    if names.is_empty() || names.contains(&family.architecture) {
+    let is_known = |name: &&str| *name == family.architecture || has_other_class(model_type, name);
+    if names.is_empty() || names.iter().any(is_known) {
         return Ok(family);
     }
     let expected = format!("\"{}\", the language model with model_type \"{model_type}\"", family.architecture);

@@ -17,10 +17,13 @@ use super::error::HfError;
 use super::family::Family;
 use super::fields::Fields;
 use super::json::to_text;
+use super::multimodal::{Carried, CarriedTensor, Multimodal, TextForm};
+use super::rope::keep_axes;
 use super::staged::{FileLayout, Staged, is_unfinished};
 use super::stored::ReadRows;
 use super::weight_map::{ExpertLayout, WeightEntry, WeightMap};
 use crate::decoder::{DecoderConfig, PositionEmbedding};
+use crate::families::{has_other_class, with_model_type};
 
 /// The file of the architecture.
 const CONFIG: &str = "config.json";
@@ -57,8 +60,11 @@ pub struct ExportOptions {
     /// Tokens that end a text.
     pub eos_token_ids: Vec<i64>,
     /// The `config.json` of the folder that the model was imported from. Its keys that do not
-    /// describe the model, and its number of positions, are kept.
+    /// describe the model, and its number of positions, are kept. With that of a multimodal model,
+    /// the whole model is written.
     pub original: Option<Map<String, Value>>,
+    /// Other tensors of a multimodal model, which [`Exporter::carry`] takes.
+    pub carried: Option<Carried>,
     /// Layout of the experts of a layer in files, if the family has both.
     pub experts: ExpertLayout,
     /// Other files of the folder, by name: files of the tokenizer, a model card.
@@ -73,6 +79,7 @@ impl Default for ExportOptions {
             bos_token_id: None,
             eos_token_ids: Vec::new(),
             original: None,
+            carried: None,
             experts: ExpertLayout::default(),
             companions: BTreeMap::new(),
         }
@@ -92,14 +99,7 @@ pub fn to_hf(
     options: &ExportOptions,
 ) -> Result<(), HfError> {
     let mut exporter = Exporter::new(folder, family, config, options)?;
-    for chunk in chunks {
-        let shapes: HashMap<String, Vec<usize>> =
-            chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
-        chunk.visit_parameters(&mut |name, value| {
-            let values = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
-            exporter.add(name, &shapes[name], &values);
-        });
-    }
+    exporter.add_chunks(chunks);
     exporter.finish()
 }
 
@@ -118,6 +118,8 @@ pub struct Exporter {
     staged: Staged,
     /// Names of the parameters that were added.
     added: HashSet<String>,
+    /// Bytes of the tensors that are carried along and were not added.
+    missing: BTreeMap<String, usize>,
     failure: Option<HfError>,
 }
 
@@ -133,14 +135,24 @@ impl Exporter {
         config: &DecoderConfig,
         options: &ExportOptions,
     ) -> Result<Self, HfError> {
-        let mut settings = config_json(family, config, options)?;
-        let map = WeightMap::new(family, config, options.experts)?;
+        let multimodal = multimodal(family, config, options)?;
+        let mut settings = config_json(family, config, multimodal.as_ref(), options)?;
+        let (map, carried) = match multimodal {
+            Some(whole) => {
+                let text = TextForm { layout: whole.modules(), experts: options.experts };
+                let Carried { text, tensors } =
+                    options.carried.clone().unwrap_or(Carried { text, tensors: Vec::new() });
+                let map = WeightMap::new(family, config, whole.experts(text.experts, options.experts))?;
+                (map.renamed(|name| text.layout.name_in_file(family.prefix, name)), tensors)
+            }
+            None => (WeightMap::new(family, config, options.experts)?, Vec::new()),
+        };
         let storages = storages(config, &map, options.dtype);
         let block = f8_block(family, &map, &storages)?;
         if options.dtype == StorageDtype::F8 {
-            settings.insert("quantization_config".into(), quantization_config(&map, &storages, block));
+            settings.insert("quantization_config".into(), quantization_config(&map, &storages, &carried, block));
         }
-        let (layouts, index) = layouts(&map, &storages, block, options.max_shard_bytes)?;
+        let (layouts, index) = layouts(&map, &storages, &carried, block, options.max_shard_bytes)?;
         let mut staged = Staged::create(folder, layouts)?;
         if let Some(index) = index {
             staged.add(INDEX, &to_json(INDEX, &index)?)?;
@@ -149,7 +161,27 @@ impl Exporter {
             staged.add(name, content)?;
         }
         staged.add(CONFIG, &to_json(CONFIG, &Value::Object(settings))?)?;
-        Ok(Self { map, storages, block, staged, added: HashSet::new(), failure: None })
+        let missing = carried.into_iter().map(|CarriedTensor { name, dtype, shape }| {
+            let bytes = num_bytes(&(String::new(), dtype, shape));
+            (name, bytes)
+        });
+        Ok(Self { map, storages, block, staged, added: HashSet::new(), missing: missing.collect(), failure: None })
+    }
+
+    /// Adds a tensor that is carried along. [`Self::finish`] returns the error of an unknown one.
+    pub fn carry(&mut self, name: &str, bytes: &[u8]) {
+        if self.failure.is_some() {
+            return;
+        }
+        let stored = match self.missing.get(name) {
+            Some(count) if *count == bytes.len() => self.staged.fill(name, 0, bytes),
+            Some(_) | None => {
+                let (name, found) = (name.to_owned(), vec![bytes.len()]);
+                Err(HfError::Parameter { name, found, expected: "bytes of a tensor that is carried along".into() })
+            }
+        };
+        self.missing.remove(name);
+        self.failure = stored.err();
     }
 
     /// Adds a whole parameter, row-major. [`Self::finish`] returns the error of an invalid
@@ -160,6 +192,18 @@ impl Exporter {
     pub fn add(&mut self, name: &str, shape: &[usize], values: &[f32]) {
         let width: usize = shape[1..].iter().product();
         self.stream(name, shape, &mut |rows| Ok(values[rows.start * width..rows.end * width].to_vec()));
+    }
+
+    /// Adds all parameters of these stages on one rank.
+    pub(super) fn add_chunks(&mut self, chunks: &[&dyn ModelChunk]) {
+        for chunk in chunks {
+            let shapes: HashMap<String, Vec<usize>> =
+                chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
+            chunk.visit_parameters(&mut |name, value| {
+                let values = value.into_data().convert::<f32>().try_into_vec().expect("the data is float32 now");
+                self.add(name, &shapes[name], &values);
+            });
+        }
     }
 
     /// Adds a parameter whose rows `read` returns on demand, so it is never in memory as a whole.
@@ -178,7 +222,8 @@ impl Exporter {
             let names = || std::iter::once(&place.name).chain(&entry.copies);
             let stored_as: Vec<_> = names().map(|name| stored_as(name, &place.shape, dtype, self.block)).collect();
             let mut places: Vec<usize> = stored_as[0].iter().map(|stored| index * num_bytes(stored)).collect();
-            let row: usize = place.shape[1..].iter().product();
+            // A scalar has one row of one element.
+            let row: usize = place.shape.iter().skip(1).product();
             for elements in entry.stored_blocks(number, self.block[0]) {
                 let values = entry.stored(number, elements, read)?;
                 for (part, (at, bytes)) in places.iter_mut().zip(encode(&values, row, dtype, self.block)).enumerate() {
@@ -197,22 +242,43 @@ impl Exporter {
     /// If a parameter was unknown, of another shape or is missing, or a file cannot be written: the
     /// folder is then unchanged. If a file cannot be renamed: the folder then has no model.
     pub fn finish(self) -> Result<(), HfError> {
-        let Self { map, staged, added, failure, .. } = self;
+        let Self { map, staged, added, missing, failure, .. } = self;
         if let Some(failure) = failure {
             return Err(failure);
         }
         map.require_all(&added)?;
+        if let Some(name) = missing.into_keys().next() {
+            return Err(HfError::MissingParameter { name });
+        }
         staged.publish_over(&[CONFIG, INDEX], &is_of_weights)
     }
+}
+
+/// The multimodal model whose language model is written.
+///
+/// # Errors
+/// If the decoder is no longer of the family of that language model.
+fn multimodal(family: &Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Option<Multimodal>, HfError> {
+    let multimodal = options.original.as_ref().map_or(Ok(None), Multimodal::new)?;
+    if let Some(own) = multimodal.as_ref().map(Multimodal::family).filter(|own| *own != family) {
+        own.settings(config)?;
+        let expected = format!("the language model of the folder, {}", own.model_type());
+        return Err(own.cannot_hold("model_type".into(), family.model_type().to_owned(), expected));
+    }
+    Ok(multimodal)
 }
 
 fn config_json(
     family: &Family,
     config: &DecoderConfig,
+    multimodal: Option<&Multimodal>,
     options: &ExportOptions,
 ) -> Result<Map<String, Value>, HfError> {
-    let original =
-        options.original.as_ref().filter(|original| original.get("model_type") == Some(&json!(family.model_type())));
+    let model_type = |original: &Map<String, Value>| original.get("model_type")?.as_str().map(str::to_owned);
+    let is_of_family =
+        |original: &&Map<String, Value>| model_type(original).and_then(|name| with_model_type(&name)) == Some(family);
+    let text = multimodal.map(|whole| whole.text(config.share_embeddings_and_output_weights));
+    let original = text.as_ref().or(options.original.as_ref()).filter(is_of_family);
     let mut settings = settings_over(family, config, original)?;
     // These keys describe files of the original folder, which are not copied.
     for key in ["quantization_config", "auto_map", "transformers_weights"] {
@@ -228,11 +294,10 @@ fn config_json(
         [id] => json!(id),
         ids => json!(ids),
     };
-    let common = [
-        ("model_type", json!(family.model_type())),
-        ("architectures", json!([family.architecture])),
-        ("torch_dtype", json!(dtype)),
-    ];
+    let (model_type, architecture) =
+        original.and_then(other_names).unwrap_or((family.model_type(), family.architecture));
+    let common =
+        [("model_type", json!(model_type)), ("architectures", json!([architecture])), ("torch_dtype", json!(dtype))];
     settings.extend(common.map(|(key, value)| (key.to_owned(), value)));
     if settings.contains_key("dtype") {
         settings.insert("dtype".into(), json!(dtype));
@@ -249,7 +314,17 @@ fn config_json(
             settings.insert(key.to_owned(), value);
         }
     }
-    Ok(settings)
+    Ok(match multimodal {
+        Some(whole) => whole.with_text(settings, dtype),
+        None => settings,
+    })
+}
+
+/// The `model_type` and class of a folder that names others than its family's own.
+fn other_names(original: &Map<String, Value>) -> Option<(&str, &str)> {
+    let model_type = original.get("model_type")?.as_str()?;
+    let mut classes = original.get("architectures")?.as_array()?.iter().filter_map(Value::as_str);
+    classes.find(|class| has_other_class(model_type, class)).map(|class| (model_type, class))
 }
 
 /// The family's settings, over those of the folder that the model came from. A run on shorter
@@ -267,7 +342,8 @@ fn settings_over(
     if config.position_embedding != PositionEmbedding::LearnedAbsolute {
         config.max_position_embeddings = config.max_position_embeddings.max(positions);
     }
-    let settings = family.settings(&config)?;
+    let mut settings = family.settings(&config)?;
+    keep_axes(&original, &mut settings);
     let mut whole = original;
     whole.extend(settings.clone());
     // A key that the family reads and does not write would say something else of another model.
@@ -365,11 +441,18 @@ fn f8_block(family: &Family, map: &WeightMap, storages: &HashMap<String, Storage
 }
 
 /// Builds `quantization_config`, which lists the linear layers that are not in 8 bits.
-fn quantization_config(map: &WeightMap, storages: &HashMap<String, StorageDtype>, block: [usize; 2]) -> Value {
+fn quantization_config(
+    map: &WeightMap,
+    storages: &HashMap<String, StorageDtype>,
+    carried: &[CarriedTensor],
+    block: [usize; 2],
+) -> Value {
     let of_layers = map.entries().iter().filter(|entry| !entry.parameter.starts_with("embedding."));
     let matrices = of_layers.flat_map(|entry| &entry.tensors).filter(|tensor| tensor.shape.len() == 2);
     let others = matrices.filter(|tensor| storages[&tensor.name] != StorageDtype::F8);
-    let modules: Vec<&str> = others.filter_map(|tensor| tensor.name.strip_suffix(".weight")).collect();
+    let carried = carried.iter().filter(|tensor| tensor.shape.len() == 2).map(|tensor| &tensor.name);
+    let names = others.map(|tensor| &tensor.name).chain(carried);
+    let modules: Vec<&str> = names.filter_map(|name| name.strip_suffix(".weight")).collect();
     json!({
         "quant_method": "fp8",
         "activation_scheme": "dynamic",
@@ -420,6 +503,7 @@ fn num_bytes((_, dtype, shape): &(String, Dtype, Vec<usize>)) -> usize {
 fn layouts(
     map: &WeightMap,
     storages: &HashMap<String, StorageDtype>,
+    carried: &[CarriedTensor],
     block: [usize; 2],
     max_bytes: usize,
 ) -> Result<(Vec<FileLayout>, Option<Value>), HfError> {
@@ -430,6 +514,7 @@ fn layouts(
             stored.extend(names.flat_map(|name| stored_as(name, &tensor.whole_shape(), storages[&tensor.name], block)));
         }
     }
+    stored.extend(carried.iter().map(|tensor| (tensor.name.clone(), tensor.dtype, tensor.shape.clone())));
     stored.sort();
     // A tensor that has many parameters is there once.
     stored.dedup();

@@ -26,7 +26,7 @@ pub struct Family {
     /// Ends of the names of tensors that files may have and that are not parameters.
     pub(crate) buffers: &'static [&'static str],
     /// Parts of names in files, and the names of the same modules in transformers 5 (its
-    /// `conversion_mapping.py`).
+    /// `conversion_mapping.py`), which the state of a module and `peft` have.
     pub(crate) module_names: &'static [(&'static str, &'static str)],
     /// Prefixes of tensor names that transformers ignores in this family.
     pub(crate) dropped: &'static [&'static str],
@@ -108,10 +108,31 @@ impl Family {
         }
     }
 
+    /// Name in transformers 5 of a tensor that files call `name`.
+    pub(crate) fn module_name(&self, name: &str) -> String {
+        renamed(name, self.module_names.iter().copied())
+    }
+
     /// The error for a value of a decoder that the family cannot store.
     pub(crate) fn cannot_hold(&self, key: String, found: String, expected: String) -> HfError {
         HfError::NotOfFamily { family: self.model_type, key, found, expected }
     }
+}
+
+/// `name` with the second part of each pair in place of the first.
+pub(crate) fn renamed<'a>(name: &str, pairs: impl Iterator<Item = (&'a str, &'a str)>) -> String {
+    let mut name = name.to_owned();
+    for (from, to) in pairs {
+        if let Some(at) = place(&name, from) {
+            name.replace_range(at..at + from.len(), to);
+        }
+    }
+    name
+}
+
+/// Position of `part` in a name: between dots if it begins with one, else at the beginning.
+pub(crate) fn place(name: &str, part: &str) -> Option<usize> {
+    name.find(part).filter(|at| *at == 0 || part.starts_with('.'))
 }
 
 /// The decoder without the settings that no `config.json` has: the padding of the vocabulary, how a

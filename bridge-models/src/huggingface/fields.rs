@@ -157,8 +157,8 @@ impl<'a> Fields<'a> {
 static OFF: Value = Value::Bool(false);
 
 /// The activations with their names in `config.json`; the first name of each is the one written.
-const ACTIVATIONS: [(&str, bridge_core::config::Activation); 10] = {
-    use bridge_core::config::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu};
+const ACTIVATIONS: [(&str, bridge_core::config::Activation); 11] = {
+    use bridge_core::config::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu, Xielu};
     [
         ("gelu_new", GeluTanh),
         ("gelu_pytorch_tanh", GeluTanh),
@@ -170,6 +170,7 @@ const ACTIVATIONS: [(&str, bridge_core::config::Activation); 10] = {
         ("relu", Relu),
         ("relu2", SquaredRelu),
         ("quick_gelu", QuickGelu),
+        ("xielu", Xielu),
     ]
 };
 

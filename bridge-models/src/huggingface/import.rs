@@ -18,6 +18,7 @@ use super::error::{HfError, TensorProblem};
 use super::family::Family;
 use super::fields::Fields;
 use super::gguf::GgufModel;
+use super::multimodal::{Carried, Layout, Multimodal, TextTensors};
 use super::recipe_keys::in_file;
 use super::runs::BLOCK;
 use super::source::TensorSource;
@@ -43,6 +44,16 @@ pub struct HfModel {
     aliases: BTreeMap<String, String>,
     /// Keys of `config.json` that have no effect here.
     unread: Vec<String>,
+    /// The whole folder, if the model is the language model of a multimodal one.
+    whole: Option<Whole>,
+}
+
+/// A multimodal folder.
+#[derive(Debug)]
+struct Whole {
+    config: Multimodal,
+    carried: Carried,
+    files: Arc<HfCheckpoint>,
 }
 
 impl HfModel {
@@ -63,11 +74,40 @@ impl HfModel {
         if beside.is_file() {
             return Err(HfError::AdapterBeside { path: beside });
         }
-        let Described { settings, architecture, unread } = read_folder(folder)?;
-        let source = HfCheckpoint::open_named(folder, architecture.weights.as_deref())?
+        let described = read_folder(folder, None)?;
+        let is_said = described.multimodal.as_ref().is_none_or(|whole| whole.is_tied().is_some());
+        match Self::from_described(folder, described) {
+            // As in transformers, a head with values of its own is not tied if no key says so.
+            Err(HfError::Tensors { problems, .. })
+                if !is_said && problems.iter().any(|problem| matches!(problem, TensorProblem::NotTied { .. })) =>
+            {
+                Self::from_described(folder, read_folder(folder, Some(false))?)
+            }
+            opened => opened,
+        }
+    }
+
+    fn from_described(folder: &Path, described: Described) -> Result<Self, HfError> {
+        let Described { settings, multimodal, architecture, unread } = described;
+        let files = HfCheckpoint::open_named(folder, architecture.weights.as_deref())?
             .dequantized(architecture.quantization)?;
         let file = folder.join("config.json");
-        Ok(Self { unread, ..Self::new(&file, architecture, settings, BTreeMap::new(), Box::new(source))? })
+        let Some(config) = multimodal else {
+            return Ok(Self { unread, ..Self::new(&file, architecture, settings, BTreeMap::new(), Box::new(files))? });
+        };
+        let (files, family) = (Arc::new(files), architecture.family);
+        let (source, mut carried) = TextTensors::new(files.clone(), family, config.modules())?;
+        let model = Self::new(&file, architecture, settings, BTreeMap::new(), Box::new(source));
+        let model = model.map_err(|error| match error {
+            HfError::Tensors { path, problems } => {
+                let rename = |name: &str| carried.text.layout.name_in_file(family.prefix, name);
+                let problems = problems.into_iter().map(|problem| problem.renamed(&rename)).collect();
+                HfError::Tensors { path, problems }
+            }
+            other => other,
+        })?;
+        carried.text.experts = model.experts;
+        Ok(Self { unread, whole: Some(Whole { config, carried, files }), ..model })
     }
 
     /// A model with these tensors. `file` has the settings.
@@ -98,20 +138,24 @@ impl HfModel {
             dropped_prefix,
             aliases,
             unread,
+            whole: None,
         };
         if !model.has_mtp_tensors() {
             model = model.without_mtp()?;
         }
         model.aliases = model.find_aliases();
         let mut problems = model.problems()?;
-        if !problems.is_empty() {
-            let stacked = WeightMap::new(family, &model.config, ExpertLayout::Stacked)?;
-            let apart = std::mem::replace(&mut model.map, stacked);
+        for layout in [ExpertLayout::Stacked, ExpertLayout::StackedInputs] {
+            if problems.is_empty() {
+                break;
+            }
+            let stacked = WeightMap::new(family, &model.config, layout)?;
+            let before = std::mem::replace(&mut model.map, stacked);
             let others = model.problems()?;
             if others.len() < problems.len() {
-                (problems, model.experts) = (others, ExpertLayout::Stacked);
+                (problems, model.experts) = (others, layout);
             } else {
-                model.map = apart;
+                model.map = before;
             }
         }
         if !problems.is_empty() {
@@ -186,7 +230,35 @@ impl HfModel {
 
     /// The table of `config.json`, or its counterpart in a GGUF file.
     pub fn settings(&self) -> &Map<String, Value> {
-        &self.settings
+        self.whole.as_ref().map_or(&self.settings, |whole| whole.config.settings())
+    }
+
+    /// Tensors of a multimodal folder besides those of its language model; `None` for other models.
+    pub fn carried(&self) -> Option<&Carried> {
+        self.whole.as_ref().map(|whole| &whole.carried)
+    }
+
+    /// Bytes of one of these tensors.
+    ///
+    /// # Errors
+    /// If there is no such tensor.
+    pub fn carried_bytes(&self, name: &str) -> Result<&[u8], HfError> {
+        let missing = || HfError::NoTensor { path: self.source.path().to_owned(), name: name.to_owned() };
+        Ok(self.whole.as_ref().ok_or_else(missing)?.files.raw(name)?.1)
+    }
+
+    /// Names of modules that transformers 5 has for the language model of a multimodal folder.
+    pub(crate) fn module_layout(&self) -> Option<Layout> {
+        self.whole.as_ref().map(|whole| whole.config.modules())
+    }
+
+    /// Name in the files of a tensor, for users.
+    pub fn shown_name(&self, name: &str) -> String {
+        let name = self.name_in_file(name);
+        match &self.whole {
+            Some(whole) => whole.carried.text.layout.name_in_file(self.family.prefix, name),
+            None => name.to_owned(),
+        }
     }
 
     /// Files of the tokenizer by name, if the model is a GGUF file.
@@ -318,7 +390,7 @@ impl HfModel {
         self.source.as_ref()
     }
 
-    /// Name of a tensor in the files.
+    /// Name of a tensor in the [source](Self::source).
     pub fn name_in_file<'a>(&'a self, name: &'a str) -> &'a str {
         if let Some(other) = self.aliases.get(name) {
             return other;

@@ -6,6 +6,7 @@
 //! | `family` | [`Family`]: a family as data, a table of settings and a table of weights |
 //! | `settings` | reader of tables of settings: keys of `config.json` to fields and back |
 //! | `weight_map` | reader of tables of weights: fusing, splitting, transposing, padding |
+//! | `multimodal` | multimodal folders as those of their language model |
 //! | `runs` | rows of a parameter in a tensor, read and written by parts |
 //! | `source` | [`TensorSource`]: tensors by name, read piece by piece |
 //! | `checkpoint` | safetensors files, single and sharded, memory-mapped |
@@ -30,10 +31,11 @@ mod described;
 mod encoding;
 pub(crate) mod error;
 mod export;
-mod family;
+pub(crate) mod family;
 pub(crate) mod fields;
 pub(crate) mod gguf;
 mod import;
+pub(crate) mod multimodal;
 mod recipe_keys;
 pub(crate) mod rope;
 mod runs;
@@ -58,9 +60,10 @@ pub use export::{ExportOptions, Exporter, StorageDtype, is_exported, to_hf};
 pub use family::Family;
 pub use gguf::{GgufDtype, GgufExporter, is_exported_gguf};
 pub use import::{HfModel, import_hook};
+pub use multimodal::{CARRIED_GROUP, Carried, CarriedTensor, LAYOUT, Layout, TextForm, module_layout, text_model_type};
 pub use runs::row_blocks;
 pub(crate) use snapshot::HUGGING_FACE;
-pub use snapshot::{EXPERTS, NAMED_TEMPLATES, ORIGINAL_CONFIG, is_companion, snapshot};
+pub use snapshot::{NAMED_TEMPLATES, ORIGINAL_CONFIG, is_companion, snapshot};
 pub use source::TensorSource;
 pub(crate) use staged::Staged;
 pub use stored::ReadRows;

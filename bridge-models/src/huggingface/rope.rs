@@ -24,6 +24,8 @@ pub(crate) struct RopeForm {
     pub percent: Option<f64>,
     /// Place of the context length of the unscaled model.
     pub original_length: OriginalLength,
+    /// True if `alpha` in a table of type `dynamic` is a growth of the base.
+    pub ntk_alpha: bool,
 }
 
 /// Place of `original_max_position_embeddings`, the context length of the unscaled model in tokens.
@@ -44,6 +46,7 @@ impl RopeForm {
         beside: ["rope_theta", "partial_rotary_factor"],
         percent: None,
         original_length: OriginalLength::Beside,
+        ntk_alpha: false,
     };
 }
 
@@ -138,7 +141,7 @@ pub(crate) fn read_table(
         }
     };
     let scaling = match table {
-        Some(table) => scaling(table, original_length, max_positions)?,
+        Some(table) => scaling(table, original_length, max_positions, form.ntk_alpha)?,
         None => None,
     };
     // Frequencies that are scaled are as many as the key says, and fit no whole head.
@@ -149,10 +152,77 @@ pub(crate) fn read_table(
     Ok(RopeConfig {
         base: number("rope_theta", form.beside[0])?.unwrap_or(form.theta),
         percent: form.percent.map_or(1.0, |usual| percent.unwrap_or(usual)),
-        interleaved: false,
         scaling,
-        windowed_base: None,
+        ..RopeConfig::neutral()
     })
+}
+
+/// Rotary settings of a family that names the windowed layers and rotates them by frequencies of
+/// their own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ByLayerType {
+    /// Form of the settings of full layers.
+    pub full: RopeForm,
+    /// Base of the frequencies in windowed layers.
+    pub local_theta: f64,
+    /// Key of this base beside the tables, if the family has one.
+    pub local_key: Option<&'static str>,
+}
+
+/// Reads a table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and
+/// the base of windowed layers beside them. Windows are set before.
+pub(crate) fn read_by_layer_type(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    form: ByLayerType,
+) -> Result<(), HfError> {
+    let tables = fields.filled_table("rope_parameters", "rope_parameters.")?;
+    let of_type = |index: usize, prefix| tables.map_or(Ok(None), |tables| tables.table(LAYER_TYPES[index], prefix));
+    let full = of_type(0, "rope_parameters.full_attention.")?;
+    let windowed = of_type(1, "rope_parameters.sliding_attention.")?;
+    let is_known = tables.is_none() || full.is_some() || windowed.is_some();
+    let expected = format!("a table {} and a table {}", LAYER_TYPES[0], LAYER_TYPES[1]);
+    fields.require(is_known, "rope_parameters", "another table", &expected)?;
+    // transformers puts the old table over the new one, which has a `rope_type` of its own: a
+    // `type` there says nothing.
+    let mut merged = Map::from_iter([("rope_type".to_owned(), json!("default"))]);
+    merged.extend(full.iter().flat_map(Fields::entries));
+    let scaling = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    merged.extend(scaling.iter().flat_map(Fields::entries));
+    let place = if scaling.is_some() { "rope_scaling." } else { "rope_parameters.full_attention." };
+    let merged = Fields::from_table(place, &merged);
+    let mut rope = read_table(fields, Some(&merged), config.max_position_embeddings, form.full)?;
+    if let Some(RopeScaling::Yarn(yarn)) = &mut rope.scaling {
+        // transformers looks for it beside the tables of the types of layers, where no file has it.
+        tables.map_or(Ok(()), |tables| tables.only("truncate", &json!(true)))?;
+        yarn.truncate = true;
+    }
+    check_pairs(fields, config, &rope, form.full)?;
+    let beside = form.local_key.map_or(Ok(None), |key| fields.number(key))?.unwrap_or(form.local_theta);
+    let local = match &windowed {
+        Some(table) => {
+            table.only("rope_type", &json!("default"))?;
+            table.number("rope_theta")?.unwrap_or(beside)
+        }
+        None => beside,
+    };
+    let windowed_base = config.window_size.map(|_| local);
+    config.position_embedding = PositionEmbedding::Rope(RopeConfig { windowed_base, ..rope });
+    Ok(())
+}
+
+/// Writes a table for each type of layer, and the separate keys that transformers 4 reads.
+pub(crate) fn write_by_layer_type(config: &DecoderConfig, settings: &mut Map<String, Value>, form: ByLayerType) {
+    write(config, settings);
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
+        return;
+    };
+    let local = rope.windowed_base.unwrap_or(form.local_theta);
+    let windowed = json!({ "rope_type": "default", "rope_theta": local });
+    settings.insert("rope_parameters".into(), json!({ LAYER_TYPES[0]: parameters(rope), LAYER_TYPES[1]: windowed }));
+    if let Some(key) = form.local_key {
+        settings.insert(key.into(), json!(local));
+    }
 }
 
 /// Writes both forms: transformers 5 reads the table, transformers 4 the separate keys.
@@ -185,6 +255,43 @@ pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     }
 }
 
+/// Keys of rotary tables that say which axis of an image's positions rotates an element. All axes
+/// are the same for text.
+const AXES: [&str; 2] = ["mrope_section", "mrope_interleaved"];
+
+/// Keeps the axes of positions in `settings`, which are written over `original`.
+pub(crate) fn keep_axes(original: &Map<String, Value>, settings: &mut Map<String, Value>) {
+    let tables = ["rope_scaling", "rope_parameters"];
+    let axes = |name: &str| -> Map<String, Value> {
+        let table = original.get(name).and_then(Value::as_object);
+        let known = AXES.iter().filter_map(|key| Some(((*key).to_owned(), table?.get(*key)?.clone())));
+        known.collect()
+    };
+    let [beside, inside] = tables.map(axes);
+    let all: Map<String, Value> = inside.into_iter().chain(beside.clone()).collect();
+    if let Some(table) = settings.get_mut("rope_parameters").and_then(Value::as_object_mut) {
+        table.extend(all);
+    }
+    if beside.is_empty() {
+        return;
+    }
+    match settings.get_mut("rope_scaling").and_then(Value::as_object_mut) {
+        Some(table) => table.extend(beside),
+        None => {
+            let names = ["type", "rope_type"].map(|key| (key, original["rope_scaling"].get(key)));
+            let unscaled = |name: &Value| ["default", "mrope"].iter().any(|known| name == known);
+            let names =
+                names.into_iter().filter_map(|(key, name)| Some((key.to_owned(), name.filter(|n| unscaled(n))?)));
+            let mut table: Map<String, Value> = names.map(|(key, name)| (key, name.clone())).collect();
+            if table.is_empty() {
+                table.insert("rope_type".into(), json!("default"));
+            }
+            table.extend(beside);
+            settings.insert("rope_scaling".into(), Value::Object(table));
+        }
+    }
+}
+
 /// [`write`], for families in which no key means another share than the whole head.
 pub(crate) fn write_with_percent(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     write(config, settings);
@@ -200,6 +307,7 @@ pub(crate) fn parameters(rope: &RopeConfig) -> Value {
     let mut table = match &rope.scaling {
         None => json!({ "rope_type": "default" }),
         Some(RopeScaling::Linear { factor }) => json!({ "rope_type": "linear", "factor": factor }),
+        Some(RopeScaling::Ntk { alpha }) => json!({ "rope_type": "dynamic", "alpha": alpha, "factor": 1.0 }),
         Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
             json!({
                 "rope_type": "llama3",
@@ -258,14 +366,18 @@ fn scaling(
     table: &Fields,
     original_length: Option<usize>,
     max_positions: usize,
+    ntk_alpha: bool,
 ) -> Result<Option<RopeScaling>, HfError> {
+    // Zero is as good as nothing to transformers.
+    let alpha = if ntk_alpha { table.number("alpha")?.filter(|alpha| *alpha != 0.0) } else { None };
     let key = if table.get("rope_type").is_some() { "rope_type" } else { "type" };
     let length = || -> Result<usize, HfError> {
         let stored = table.size(ORIGINAL_LENGTH)?;
         Ok(original_length.or(stored).unwrap_or(max_positions))
     };
     match table.string(key)? {
-        None | Some("default") => Ok(None),
+        // Positions with several axes, which are the same for text.
+        None | Some("default" | "mrope") => Ok(None),
         Some("linear") => {
             let factor = table.required_number("factor")?;
             Ok(Some(RopeScaling::Linear { factor }).filter(|_| factor != 1.0))
@@ -280,8 +392,10 @@ fn scaling(
             };
             Ok(Some(scaling).filter(|_| factor != 1.0))
         }
-        Some("yarn") => yarn(table, length()?, max_positions).map(Some),
+        // The second name is that of the first files of Sarvam 105B.
+        Some("yarn" | "deepseek_yarn") => yarn(table, length()?, max_positions).map(Some),
         Some("longrope" | "su") => longrope(table, length()?, max_positions).map(Some),
+        Some("dynamic") if alpha.is_some() => Ok(alpha.map(|alpha| RopeScaling::Ntk { alpha })),
         Some("dynamic") => {
             let reason = "default, which is the same up to max_position_embeddings: beyond it dynamic frequencies change with the length \
                           of each sequence, which is not implemented";

@@ -79,7 +79,7 @@ pub(crate) fn usual_softmax_scale(config: &DecoderConfig) -> f64 {
 }
 
 /// The number with the fewest digits that means `value`. But for rounding it is `about`.
-pub(crate) fn as_said(value: f64, meaning: fn(f64) -> f64, about: f64) -> f64 {
+pub(crate) fn as_said(value: f64, meaning: impl Fn(f64) -> f64, about: f64) -> f64 {
     let rounded = (0..16).filter_map(|digits| format!("{about:.digits$e}").parse().ok());
     let beside = [about, about.next_up(), about.next_down()];
     rounded.chain(beside).find(|number| meaning(*number) == value).unwrap_or(about)

@@ -18,14 +18,13 @@ use super::described::unread_keys_warning;
 use super::error::HfError;
 use super::import::HfModel;
 use super::json::table_to_text;
+use super::multimodal::{CARRIED_GROUP, Carried, CarriedTensor, LAYOUT, checkpoint_dtype};
 use super::runs::row_blocks;
 use super::weight_map::WeightEntry;
 use crate::fingerprint::fingerprint_of;
 
 /// Name under which a checkpoint keeps the `config.json` of the folder that it was imported from.
 pub const ORIGINAL_CONFIG: &str = "hf_config.json";
-/// Name of the file that says how the folder had the experts of a layer.
-pub const EXPERTS: &str = "hf_experts.json";
 
 /// A parameter on its way from a folder to a checkpoint: some rows at a time.
 struct Parameter {
@@ -59,30 +58,60 @@ impl TensorStream for Parameter {
     }
 }
 
+/// A tensor of a multimodal folder on its way to a checkpoint, unread.
+struct CarriedStream {
+    model: Arc<HfModel>,
+    tensor: CarriedTensor,
+    dtype: DType,
+}
+
+impl TensorStream for CarriedStream {
+    fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.tensor.shape
+    }
+
+    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
+        let bytes = self.model.carried_bytes(&self.tensor.name);
+        let bytes = bytes.map_err(|error| CheckpointError::InvalidTensor { reason: error.to_string() })?;
+        bytes.chunks(1 << 20).try_for_each(write)
+    }
+}
+
 /// Snapshot of this model: its parameters, of which a part at a time is in memory when they are
 /// written, a recipe with its architecture, and its [companions](HfModel::companions).
 ///
 /// # Errors
 /// If its kind cannot be written as a recipe, or a file cannot be read.
 pub fn snapshot(model: Arc<HfModel>) -> Result<Snapshot, HfError> {
-    let names = model.weight_map().entries().iter().enumerate();
+    let mut groups = Vec::new();
     let tensor = |(index, entry): (usize, &WeightEntry)| {
         ShardTensor::streamed(&entry.parameter, Arc::new(Parameter { model: model.clone(), index }))
     };
-    let tensors = names.map(tensor).collect();
+    let tensors = model.weight_map().entries().iter().enumerate().map(tensor).collect();
+    groups.push(TensorGroup { name: "model".into(), tensors });
     let mut raw = RawConfig::default();
     raw.model.kind = model.config().kind().to_owned();
     raw.model.config = model.config().to_transformer()?;
     let mut files = model.companions()?;
-    files.insert(
-        EXPERTS.to_owned(),
-        serde_json::to_vec(&model.experts()).map_err(|source| json_error(EXPERTS, source))?,
-    );
     files.insert(ORIGINAL_CONFIG.to_owned(), original_config(&model)?);
+    if let Some(Carried { text, tensors }) = model.carried() {
+        let text = serde_json::to_vec(text).map_err(|source| json_error(LAYOUT, source))?;
+        files.insert(LAYOUT.to_owned(), text);
+        let tensors = tensors.iter().map(|tensor| {
+            let dtype = checkpoint_dtype(tensor.dtype).expect("other types were refused when the folder was opened");
+            let carried = CarriedStream { model: model.clone(), tensor: tensor.clone(), dtype };
+            ShardTensor::streamed(&tensor.name, Arc::new(carried))
+        });
+        groups.push(TensorGroup { name: CARRIED_GROUP.into(), tensors: tensors.collect() });
+    }
     let files = files.into_iter().map(|(name, content)| (name, content.into())).collect();
     Ok(Snapshot {
         run: RunFiles { train_state: TrainState::default(), run_config: raw.to_toml(), files, ..RunFiles::default() },
-        groups: vec![TensorGroup { name: "model".into(), tensors }],
+        groups,
     })
 }
 
@@ -102,8 +131,8 @@ fn json_error(name: &str, source: serde_json::Error) -> HfError {
 }
 
 impl HfModel {
-    /// The files of the tokenizer, the chat template and the settings of generation that are with
-    /// the model, by name.
+    /// The files of the tokenizer, the chat template, the settings of generation and those of
+    /// processors of images that are with the model, by name.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -166,6 +195,10 @@ pub fn is_companion(name: &str) -> bool {
             | "chat_template.json"
             | "tokenizer.model"
             | "spiece.model"
+            | "tekken.json"
+            | "processor_config.json"
+            | "preprocessor_config.json"
+            | "video_preprocessor_config.json"
     ) || (name.starts_with(NAMED_TEMPLATES) && name.ends_with(".jinja"))
 }
 

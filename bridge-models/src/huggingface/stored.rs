@@ -53,12 +53,14 @@ impl WeightEntry {
     /// each of its rows is made of all of the parameter.
     pub(super) fn stored_blocks(&self, tensor: usize, multiple: usize) -> impl Iterator<Item = Range<usize>> + use<> {
         let shape = &self.tensors[tensor].shape;
-        let width = shape[1..].iter().product::<usize>().max(1);
+        // A scalar has one row of one element.
+        let width = shape.iter().skip(1).product::<usize>().max(1);
+        let stored_rows = shape.first().copied().unwrap_or(1);
         let rows = match self.rows_are_outputs() {
             true => (BLOCK / width).max(1).next_multiple_of(multiple),
-            false => shape[0].max(1),
+            false => stored_rows.max(1),
         };
-        let (count, each) = (shape[0] * width, rows * width);
+        let (count, each) = (stored_rows * width, rows * width);
         (0..count).step_by(each).map(move |start| start..count.min(start + each))
     }
 }

@@ -14,10 +14,12 @@ use super::error::HfError;
 use super::family::Family;
 use super::runs::{Run, Strides};
 use super::source::TensorSource;
+use crate::architecture::linear_attention::LinearAttentionConfig;
 use crate::decoder::{DecoderConfig, name_behind_layers};
 
 /// One line of a family's table: a pattern of names. `{}` is a placeholder for a number (of a layer
-/// or an expert), in the same order on both sides.
+/// or an expert), in the same order on both sides. [`HALF`] is one for half of our number, rounded
+/// down: the layer of a file that is two of ours.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRule {
     /// Our (Megatron's) names.
@@ -38,6 +40,9 @@ pub(crate) struct WeightRule {
     /// Alternative names. Files may contain the tensor under these as well, or under one of these
     /// alone; exports do not write them.
     optional_aliases: &'static [&'static str],
+    /// True if the rows of all experts are one after the other in the tensor, without a dimension of
+    /// experts.
+    joins_experts: bool,
     /// Models that the rule applies to; `None` for all.
     applies_to: Option<fn(&DecoderConfig) -> bool>,
 }
@@ -46,12 +51,24 @@ pub(crate) struct WeightRule {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExpertLayout {
-    /// Each expert has tensors of its own: layout and names of folders on disk.
+    /// Layout and names of published files: each expert has tensors of its own, in most families.
     #[default]
     Apart,
-    /// One tensor has all experts, one after the other along its first dimension: the state of a
-    /// module of transformers 5, and its names.
+    /// Layout and names of the state of a module of transformers 5: one tensor has all experts, one
+    /// after the other along its first dimension.
     Stacked,
+    /// As [`Self::Stacked`], with matrices `[inputs, outputs]`: published files of Qwen 3 VL.
+    StackedInputs,
+}
+
+impl ExpertLayout {
+    /// The layout of the rules for files with this layout.
+    fn of_rules(self) -> Self {
+        match self {
+            Self::Apart => Self::Apart,
+            Self::Stacked | Self::StackedInputs => Self::Stacked,
+        }
+    }
 }
 
 /// Rule of a parameter that is stored unchanged as one tensor.
@@ -65,6 +82,7 @@ pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'stati
         legacy_name: None,
         copies: &[],
         optional_aliases: &[],
+        joins_experts: false,
         applies_to: None,
     }
 }
@@ -113,6 +131,12 @@ impl WeightRule {
         Self { storage: Storage::RowsAreInputs, ..self }
     }
 
+    /// [`Self::stacked`], where the rows of all experts are one after the other, without a dimension
+    /// of experts.
+    pub const fn joined(self) -> Self {
+        Self { joins_experts: true, ..self.stacked() }
+    }
+
     /// The rule of files that have all experts in one tensor. If a name has one number less than
     /// ours, our last number (the expert) is an index into the first dimension.
     pub const fn stacked(self) -> Self {
@@ -137,6 +161,10 @@ pub(crate) enum Fusion {
     Single,
     /// One tensor with a row a token, padded with zero rows.
     Vocabulary,
+    /// One tensor without dimensions, of a parameter with one element.
+    Scalar,
+    /// One tensor with one row, `[1, columns]`, of a vector.
+    Row,
     /// One tensor with the taps of a channel in a row, `[channels, 1, taps]`.
     Convolution,
     /// Rows of query, key and value from a tensor each.
@@ -144,10 +172,56 @@ pub(crate) enum Fusion {
     /// Rows of query, key and value from one tensor that has all queries first, then keys, then
     /// values.
     PackedQkv,
+    /// The same three tensors, where the first has the rows of a query head, then those of its gate,
+    /// and so on.
+    GatedQkv,
+    /// One tensor with a row of weights a head, `[heads, head size]`, of a vector of all.
+    HeadRows,
+    /// A tensor a head, of a vector of all; `{head}` in the name is the number of the head.
+    EachHead,
     /// Rows of the gate, then of the other half, from a tensor each.
     GateUp,
     /// One tensor with interleaved rows of the gate and of the other half.
     Alternating,
+    /// Rows of linear attention from several tensors, one after the other, with these numbers of
+    /// rows.
+    Linear(&'static [LinearRows]),
+    /// Rows of linear attention from two tensors that are ordered by key heads: for each its
+    /// queries, keys, values and gates in the first, its betas and decays in the second.
+    LinearByHead,
+    /// Taps of linear attention's channels, `[channels, 1, taps]`, from several tensors with these
+    /// numbers of channels.
+    LinearConvolution(&'static [LinearRows]),
+    /// One tensor with a number a head, `[1, 1, heads, 1]`.
+    PerHead,
+}
+
+/// Number of rows of a part of linear attention's projection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinearRows {
+    /// All queries, or all keys.
+    Keys,
+    /// All values, or all gates.
+    Values,
+    /// Queries, keys and values.
+    Mixed,
+    /// A row for each value head.
+    Heads,
+    /// The decays.
+    Decays,
+}
+
+impl LinearRows {
+    fn count(self, linear: LinearSizes) -> usize {
+        let (keys, values) = (linear.key_heads * linear.key_size, linear.value_heads * linear.value_size);
+        match self {
+            Self::Keys => keys,
+            Self::Values => values,
+            Self::Mixed => 2 * keys + values,
+            Self::Heads => linear.value_heads,
+            Self::Decays => linear.value_heads * linear.decays,
+        }
+    }
 }
 
 /// Orientation of a stored matrix.
@@ -184,6 +258,7 @@ pub struct WeightEntry {
     fusion: Fusion,
     storage: Storage,
     heads: Heads,
+    linear: LinearSizes,
 }
 
 /// Source of a parameter: a tensor of a file, or a part of it.
@@ -197,13 +272,16 @@ pub struct StoredTensor {
     pub part: Option<Part>,
 }
 
-/// Index of an equal part of a tensor along its first dimension, which the part itself lacks.
+/// Index of an equal part of a tensor along its first dimension, which the part itself lacks unless
+/// it is joined to the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Index of the part, from 0.
     pub index: usize,
     /// Number of parts.
     pub count: usize,
+    /// True if the first dimension is that of a part times the number of parts.
+    pub is_joined: bool,
 }
 
 impl StoredTensor {
@@ -214,7 +292,13 @@ impl StoredTensor {
 
     /// The shape of the tensor in the file.
     pub fn whole_shape(&self) -> Vec<usize> {
-        self.part.iter().map(|part| part.count).chain(self.shape.iter().copied()).collect()
+        match self.part {
+            Some(Part { count, is_joined: true, .. }) => {
+                let rows = self.shape[0] * count;
+                std::iter::once(rows).chain(self.shape[1..].iter().copied()).collect()
+            }
+            part => part.iter().map(|part| part.count).chain(self.shape.iter().copied()).collect(),
+        }
     }
 }
 
@@ -222,6 +306,7 @@ impl StoredTensor {
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
     heads: Heads,
+    linear: LinearSizes,
     vocab_size: usize,
     num_experts: usize,
     num_layers: usize,
@@ -235,6 +320,44 @@ struct Heads {
     groups: usize,
     queries_per_group: usize,
     head_size: usize,
+}
+
+/// Sizes of linear attention; zero where no layer has it.
+#[derive(Clone, Copy, Debug, Default)]
+struct LinearSizes {
+    key_heads: usize,
+    value_heads: usize,
+    key_size: usize,
+    value_size: usize,
+    /// Decays of a value head.
+    decays: usize,
+}
+
+impl LinearSizes {
+    fn new(linear: &LinearAttentionConfig) -> Self {
+        Self {
+            key_heads: linear.num_key_heads,
+            value_heads: linear.num_value_heads,
+            key_size: linear.key_head_size,
+            value_size: linear.value_head_size,
+            decays: linear.decay_size() / linear.num_value_heads,
+        }
+    }
+
+    /// Row ranges of queries, keys, values, gates, betas and decays in two tensors that are ordered
+    /// by key heads.
+    fn rows_by_head(self) -> impl Iterator<Item = Range<usize>> {
+        let times = self.value_heads / self.key_heads;
+        let (keys, values) = (self.key_size, times * self.value_size);
+        let of_head = 2 * (keys + values);
+        let first = [(0, keys), (keys, keys), (2 * keys, values), (2 * keys + values, values)];
+        let second = [(0, times), (times, times)];
+        let begin = self.key_heads * of_head;
+        let parts = first.map(|part| (0, of_head, part)).into_iter().chain(second.map(|part| (begin, 2 * times, part)));
+        parts.flat_map(move |(begin, of_head, (start, count))| {
+            (0..self.key_heads).map(move |head| begin + head * of_head + start).map(move |row| row..row + count)
+        })
+    }
 }
 
 impl WeightMap {
@@ -252,7 +375,9 @@ impl WeightMap {
         let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
         let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
-        let sizes = Sizes { heads, vocab_size: config.vocab_size, num_experts, num_layers, num_predictions };
+        let linear = config.linear_attention.as_ref().map(LinearSizes::new).unwrap_or_default();
+        let vocab_size = config.vocab_size;
+        let sizes = Sizes { heads, linear, vocab_size, num_experts, num_layers, num_predictions };
         let applies = |rule: &WeightRule| rule.applies_to.is_none_or(|applies_to| applies_to(config));
         Self::from_shapes(family, &applies, shapes.collect(), sizes, experts)
     }
@@ -267,8 +392,9 @@ impl WeightMap {
     ) -> Result<Self, HfError> {
         let mut rules: HashMap<&str, &WeightRule> = HashMap::new();
         let all = || family.weights.iter().copied().flatten().filter(|rule| applies(rule));
+        let of_rules = experts.of_rules();
         let (preferred, others) =
-            (all().filter(|rule| rule.experts == experts), all().filter(|rule| rule.experts != experts));
+            (all().filter(|rule| rule.experts == of_rules), all().filter(|rule| rule.experts != of_rules));
         for rule in preferred.chain(others) {
             rules.entry(rule.megatron).or_insert(rule);
         }
@@ -279,13 +405,27 @@ impl WeightMap {
                 let found = format!("`{parameter}`");
                 return Err(family.cannot_hold("parameters".into(), found, "no such parameter".into()));
             };
-            let has_all = rule.hugging_face[0].matches("{}").count() < numbers.len();
+            let has_all = placeholders(rule.hugging_face[0]) < numbers.len();
             let expert = numbers.last().filter(|_| has_all);
-            let part = expert
-                .map(|expert| Part { index: expert.parse().expect("it is made of digits"), count: sizes.num_experts });
-            let names = rule.hugging_face.iter().map(|name| with_numbers(name, &numbers));
+            // The state of a module has the names of files but for some modules.
+            let is_renamed = experts != ExpertLayout::Apart && rule.experts == ExpertLayout::Apart;
+            let in_place = |name: String| if is_renamed { family.module_name(&name) } else { name };
+            let part = expert.map(|expert| Part {
+                index: expert.parse().expect("it is made of digits"),
+                count: sizes.num_experts,
+                is_joined: rule.joins_experts,
+            });
+            let rule = match experts {
+                ExpertLayout::StackedInputs if part.is_some() => rule.rows_are_inputs(),
+                _ => **rule,
+            };
             let shapes = rule.tensor_shapes(&shape, sizes);
-            let tensors = names.zip(shapes).map(|(name, shape)| StoredTensor { name, shape, part }).collect();
+            let name = |(index, shape): (usize, Vec<usize>)| {
+                let pattern = rule.hugging_face[if rule.fusion == Fusion::EachHead { 0 } else { index }];
+                let name = in_place(with_numbers(pattern, &numbers).replace("{head}", &index.to_string()));
+                StoredTensor { name, shape, part }
+            };
+            let tensors = shapes.into_iter().enumerate().map(name).collect();
             let layers = (sizes.num_layers..).take(sizes.num_predictions).map(|layer| layer.to_string());
             let copies = layers.flat_map(|layer| rule.copies.iter().map(move |name| with_numbers(name, &[&layer])));
             Ok(WeightEntry {
@@ -296,12 +436,22 @@ impl WeightMap {
                 fusion: rule.fusion,
                 storage: rule.storage,
                 heads: sizes.heads,
+                linear: sizes.linear,
                 parameter,
             })
         };
         let entries = parameters.into_iter().map(entry).collect::<Result<Vec<_>, _>>()?;
         let places = entries.iter().enumerate().map(|(place, entry)| (entry.parameter.clone(), place)).collect();
         Ok(Self { entries, places })
+    }
+
+    /// The map to tensors that `rename` calls otherwise.
+    pub(crate) fn renamed(mut self, rename: impl Fn(&str) -> String) -> Self {
+        for entry in &mut self.entries {
+            let tensors = entry.tensors.iter_mut().map(|stored| &mut stored.name);
+            tensors.chain(&mut entry.copies).for_each(|name| *name = rename(name));
+        }
+        self
     }
 
     /// The parameters in the order of the model's chunk.
@@ -342,14 +492,30 @@ impl WeightMap {
 
 impl WeightRule {
     /// Shapes of the stored tensors of a parameter of shape `shape`.
-    fn tensor_shapes(&self, shape: &[usize], Sizes { heads, vocab_size, .. }: Sizes) -> Vec<Vec<usize>> {
+    fn tensor_shapes(&self, shape: &[usize], Sizes { heads, linear, vocab_size, .. }: Sizes) -> Vec<Vec<usize>> {
         let d = heads.head_size;
         let rows = match self.fusion {
             Fusion::Single | Fusion::PackedQkv | Fusion::Alternating => vec![shape[0]],
+            Fusion::Scalar => return vec![Vec::new()],
+            Fusion::Row => return vec![vec![1, shape[0]]],
             Fusion::Convolution => return vec![vec![shape[0], 1, shape[1]]],
             Fusion::Vocabulary => vec![vocab_size],
             Fusion::Qkv => vec![heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d],
+            Fusion::GatedQkv => {
+                vec![2 * heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d]
+            }
+            Fusion::HeadRows => return vec![vec![shape[0] / d, d]],
+            Fusion::EachHead => vec![d; shape[0] / d],
             Fusion::GateUp => vec![shape[0] / 2; 2],
+            Fusion::Linear(parts) => parts.iter().map(|part| part.count(linear)).collect(),
+            Fusion::LinearByHead => {
+                let of_heads = 2 * linear.value_heads;
+                vec![shape[0] - of_heads, of_heads]
+            }
+            Fusion::LinearConvolution(parts) => {
+                return parts.iter().map(|part| vec![part.count(linear), 1, shape[1]]).collect();
+            }
+            Fusion::PerHead => return vec![vec![1, 1, shape[0], 1]],
         };
         rows.into_iter()
             .map(|rows| match (shape.get(1), self.storage) {
@@ -450,7 +616,19 @@ impl WeightEntry {
     /// tensor have another step than 1.
     fn order(&self, stored: usize) -> Vec<(Range<usize>, usize)> {
         match self.fusion {
-            Fusion::Single | Fusion::Convolution | Fusion::Vocabulary | Fusion::GateUp => vec![(0..stored, 1)],
+            Fusion::Single
+            | Fusion::Scalar
+            | Fusion::Row
+            | Fusion::Convolution
+            | Fusion::Vocabulary
+            | Fusion::GateUp
+            | Fusion::Linear(_)
+            | Fusion::LinearConvolution(_)
+            | Fusion::PerHead
+            | Fusion::HeadRows
+            | Fusion::EachHead => vec![(0..stored, 1)],
+            Fusion::LinearByHead => self.linear.rows_by_head().map(|rows| (rows, 1)).collect(),
+            Fusion::GatedQkv => self.heads.stored_rows_with_gates().map(|rows| (rows, 1)).collect(),
             Fusion::Alternating => vec![(0..stored, 2), (1..stored, 2)],
             Fusion::Qkv | Fusion::PackedQkv => self.heads.stored_rows().map(|rows| (rows, 1)).collect(),
         }
@@ -475,6 +653,22 @@ impl Heads {
     }
 }
 
+impl Heads {
+    /// Row ranges of `[queries with gates, keys, values]` in the order of the fused projection: for
+    /// each group its queries, their gates, its key and its value.
+    fn stored_rows_with_gates(self) -> impl Iterator<Item = Range<usize>> {
+        let Self { groups, queries_per_group, head_size: d } = self;
+        let keys = 2 * groups * queries_per_group * d;
+        let values = keys + groups * d;
+        (0..groups).flat_map(move |group| {
+            let heads = group * queries_per_group..(group + 1) * queries_per_group;
+            let begins = move |offset: usize| heads.clone().map(move |head| 2 * head * d + offset);
+            let shared = [keys + group * d, values + group * d];
+            begins(0).chain(begins(d)).chain(shared).map(move |begin| begin..begin + d)
+        })
+    }
+}
+
 /// A parameter's name with `{}` for each number between its dots, and the numbers.
 fn pattern(parameter: &str) -> (String, Vec<&str>) {
     let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -483,11 +677,23 @@ fn pattern(parameter: &str) -> (String, Vec<&str>) {
     (parts.join("."), numbers)
 }
 
-/// A pattern with numbers in place of `{}`.
+/// Placeholder for half of a number, rounded down.
+const HALF: &str = "{/2}";
+
+/// Number of placeholders in a pattern.
+fn placeholders(pattern: &str) -> usize {
+    pattern.matches("{}").count() + pattern.matches(HALF).count()
+}
+
+/// A pattern with numbers in place of its placeholders.
 fn with_numbers(pattern: &str, numbers: &[&str]) -> String {
     let mut numbers = numbers.iter();
-    let parts = pattern.split('.');
-    let parts = parts.map(|part| if part == "{}" { numbers.next().expect("as many as in our name") } else { part });
+    let mut number = || *numbers.next().expect("as many as in our name");
+    let parts = pattern.split('.').map(|part| match part {
+        "{}" => number().to_owned(),
+        HALF => (number().parse::<usize>().expect("it is made of digits") / 2).to_string(),
+        part => part.to_owned(),
+    });
     parts.collect::<Vec<_>>().join(".")
 }
 

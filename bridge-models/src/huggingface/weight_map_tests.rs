@@ -38,6 +38,7 @@ static MIXTURE: Family = Family {
 };
 const SIZES: Sizes = Sizes {
     heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 },
+    linear: LinearSizes { key_heads: 2, value_heads: 4, key_size: 5, value_size: 4, decays: 1 },
     vocab_size: 1,
     num_experts: 11,
     num_layers: 11,
@@ -116,10 +117,38 @@ fn any_part_is_read_alone() {
         (Fusion::Alternating, Storage::RowsAreOutputs),
         (Fusion::Alternating, Storage::RowsAreInputs),
     ] {
-        for part in [None, Some(Part { index: 1, count: 3 })] {
+        let part = |is_joined| Some(Part { index: 1, count: 3, is_joined });
+        for part in [None, part(false), part(true)] {
             reads_every_part(fusion, storage, heads, part);
         }
     }
+    let heads = Heads { groups: 2, queries_per_group: 2, head_size: 5 };
+    reads_every_part(Fusion::GatedQkv, Storage::RowsAreOutputs, heads, None);
+    reads_every_part(Fusion::LinearByHead, Storage::RowsAreOutputs, heads, None);
+}
+
+#[test]
+fn parts_of_linear_attention_are_gathered_from_its_key_heads() {
+    // A key head has 5 rows of queries, 5 of keys, 8 of values and 8 of gates in the first tensor,
+    // 2 of betas and 2 of decays in the second.
+    let found: Vec<Range<usize>> = SIZES.linear.rows_by_head().collect();
+    let expected = [0..5, 26..31, 5..10, 31..36, 10..18, 36..44, 18..26, 44..52, 52..54, 56..58, 54..56, 58..60];
+    assert_eq!(found, expected);
+    let rule = rule("p", &["a", "b", "c"]);
+    let shapes = |fusion, rows| rule.fused(fusion).tensor_shapes(&[rows, 7], SIZES);
+    let parts = &[LinearRows::Mixed, LinearRows::Values, LinearRows::Heads];
+    assert_eq!(shapes(Fusion::Linear(parts), 56), [[36, 7], [16, 7], [4, 7]]);
+    let parts = &[LinearRows::Keys, LinearRows::Keys, LinearRows::Values];
+    assert_eq!(shapes(Fusion::LinearConvolution(parts), 36), [[10, 1, 7], [10, 1, 7], [16, 1, 7]]);
+}
+
+#[test]
+fn gates_of_query_heads_are_between_queries_and_key() {
+    let heads = Heads { groups: 2, queries_per_group: 2, head_size: 3 };
+    let begins: Vec<usize> = heads.stored_rows_with_gates().map(|rows| rows.start).collect();
+    // Heads 0 and 1, their gates, key and value of group 0; then those of group 1.
+    assert_eq!(begins, [0, 6, 3, 9, 24, 30, 12, 18, 15, 21, 27, 33]);
+    assert!(heads.stored_rows_with_gates().all(|rows| rows.len() == 3));
 }
 
 /// Splits a matrix of 60 x 7 into tensors, or into parts of larger ones, and reads it back piece by
@@ -139,6 +168,7 @@ fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option
         fusion,
         storage,
         heads,
+        linear: SIZES.linear,
     };
     let values: Vec<f32> = (0..rows * columns).map(|i| i as f32).collect();
     let in_file = |(stored, tensor): (&StoredTensor, HostTensor)| {
@@ -169,6 +199,7 @@ fn rows_of_two_halves_may_take_turns() {
         fusion,
         storage,
         heads: SIZES.heads,
+        linear: SIZES.linear,
     };
     let stored = entry.split(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
     assert_eq!(stored[0].values, [0.0, 1.0, 4.0, 5.0, 2.0, 3.0, 6.0, 7.0]);

@@ -10,6 +10,9 @@ use crate::decoder::{DecoderConfig, LayerPattern};
 /// Names in `layer_types` of a layer without a window and of one with a window.
 pub(crate) const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
 
+/// Key of the size of the window.
+pub(crate) const SIZE: &str = "sliding_window";
+
 /// Gives the layers marked true a window of `size` tokens, including the query; `None` means no
 /// window.
 pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<bool>) {
@@ -21,14 +24,24 @@ pub(crate) fn set(config: &mut DecoderConfig, size: Option<usize>, layers: Vec<b
 
 /// True for each layer with a window, if `layer_types` is present.
 pub(crate) fn layer_types(fields: &Fields, num_layers: usize) -> Result<Option<Vec<bool>>, HfError> {
-    let Some(types) = fields.get("layer_types") else {
+    layers_of_two_types(fields, "layer_types", LAYER_TYPES, num_layers)
+}
+
+/// True for each layer that the list `key` gives the second of two types, if the key is present.
+pub(crate) fn layers_of_two_types(
+    fields: &Fields,
+    key: &str,
+    names: [&str; 2],
+    num_layers: usize,
+) -> Result<Option<Vec<bool>>, HfError> {
+    let Some(types) = fields.get(key) else {
         return Ok(None);
     };
-    let is_windowed = |name: &Value| LAYER_TYPES.iter().position(|known| name == known).map(|index| index == 1);
-    let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(is_windowed).collect());
-    let expected = || format!("{} or {} for each of {num_layers} layers", LAYER_TYPES[0], LAYER_TYPES[1]);
+    let is_second = |name: &Value| names.iter().position(|known| name == known).map(|index| index == 1);
+    let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(is_second).collect());
+    let expected = || format!("{} or {} for each of {num_layers} layers", names[0], names[1]);
     let layers = layers.filter(|layers| layers.len() == num_layers);
-    layers.map(Some).ok_or_else(|| fields.error("layer_types", &types.to_string(), &expected()))
+    layers.map(Some).ok_or_else(|| fields.error(key, &types.to_string(), &expected()))
 }
 
 /// True for each layer with a window.
@@ -45,14 +58,14 @@ pub(crate) fn type_names(layers: &[bool]) -> Value {
 /// Reads the window of a family whose layers all have the same: null means no window, and `absent`
 /// is the value without a key.
 pub(crate) fn read_of_all(fields: &Fields, config: &mut DecoderConfig, absent: Option<usize>) -> Result<(), HfError> {
-    let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { absent };
+    let size = if fields.has(SIZE) { fields.size(SIZE)? } else { absent };
     set(config, size, vec![size.is_some(); config.num_layers]);
     Ok(())
 }
 
 /// Writes the window of a family whose layers all have the same.
 pub(crate) fn write_of_all(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert("sliding_window".into(), json!(config.window_size.map(|left| left + 1)));
+    settings.insert(SIZE.into(), json!(config.window_size.map(|left| left + 1)));
 }
 
 /// Reads the windows of a family that names the windowed layers: without `layer_types`, all layers
@@ -63,8 +76,19 @@ pub(crate) fn read_pattern(
     size: usize,
     pattern: usize,
 ) -> Result<(), HfError> {
-    let size = if fields.has("sliding_window") { fields.size("sliding_window")? } else { Some(size) };
     let usual = (1..=config.num_layers).map(|number| !number.is_multiple_of(pattern)).collect();
+    read_layers(fields, config, size, usual)
+}
+
+/// Reads the windows of a family that names the windowed layers, which are those of `usual` without
+/// `layer_types`. The default size is `size`, and null means no window.
+pub(crate) fn read_layers(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    size: usize,
+    usual: Vec<bool>,
+) -> Result<(), HfError> {
+    let size = if fields.has(SIZE) { fields.size(SIZE)? } else { Some(size) };
     let layers = layer_types(fields, config.num_layers)?.unwrap_or(usual);
     set(config, size, layers.into_iter().map(|has_window| has_window && size.is_some()).collect());
     Ok(())
@@ -82,11 +106,35 @@ pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, V
 
 /// The size in families with a switch `use_sliding_window`.
 pub(crate) fn switched_size(fields: &Fields) -> Result<Option<usize>, HfError> {
-    match (fields.bool("use_sliding_window")?, fields.size("sliding_window")?) {
-        (Some(true), None) => Err(fields.error("sliding_window", "no value", "an integer of at least 1")),
-        (Some(true), size) => Ok(size),
-        (Some(false) | None, _) => Ok(None),
+    if fields.bool("use_sliding_window")? != Some(true) {
+        // transformers writes 0 for Qwen 2 with experts.
+        fields.ask("sliding_window");
+        return Ok(None);
     }
+    let size = fields.size("sliding_window")?;
+    size.map(Some).ok_or_else(|| fields.error("sliding_window", "no value", "an integer of at least 1"))
+}
+
+/// Reads a window in the layers that `layer_types` names, or from number `max_window_layers` on,
+/// which is `absent` without a key.
+pub(crate) fn read_upper_layers(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    size: Option<usize>,
+    absent: usize,
+) -> Result<(), HfError> {
+    let first = fields.get("max_window_layers");
+    let layers = match layer_types(fields, config.num_layers)? {
+        Some(layers) => layers,
+        None => {
+            let first = first.map_or(Some(absent as u64), Value::as_u64);
+            let first = first.and_then(|first| usize::try_from(first).ok());
+            let expected = "an integer of at least 0";
+            let first = first.ok_or_else(|| fields.error("max_window_layers", "something else", expected))?;
+            (0..config.num_layers).map(|layer| size.is_some() && layer >= first).collect()
+        }
+    };
+    set_switched(fields, config, size, layers)
 }
 
 /// Sets the window of a family with a switch. Layers that have none cannot be named as such with
@@ -97,7 +145,7 @@ pub(crate) fn set_switched(
     size: Option<usize>,
     layers: Vec<bool>,
 ) -> Result<(), HfError> {
-    let expected = "full_attention in all layers, because use_sliding_window is not true";
+    let expected = "full_attention in all layers, because no sliding_window is in use";
     fields.require(size.is_some() || !layers.contains(&true), "layer_types", LAYER_TYPES[1], expected)?;
     set(config, size, layers);
     Ok(())
@@ -109,6 +157,6 @@ pub(crate) fn write_switched(config: &DecoderConfig, settings: &mut Map<String, 
     settings.insert("use_sliding_window".into(), json!(config.window_size.is_some()));
     settings.insert("layer_types".into(), type_names(&layers));
     if let Some(left) = config.window_size {
-        settings.insert("sliding_window".into(), json!(left + 1));
+        settings.insert(SIZE.into(), json!(left + 1));
     }
 }

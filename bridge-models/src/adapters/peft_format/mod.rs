@@ -100,7 +100,8 @@ impl PeftAdapter {
             .into());
         }
         let source = HfCheckpoint::open_file(&folder.join(TENSORS))?;
-        let names = ModuleNames::in_folder(base.family(), source.tensors().map(|(name, _)| name));
+        let tensors: Vec<&str> = source.tensors().map(|(name, _)| name).collect();
+        let names = ModuleNames::in_folder(base.family(), base.module_layout(), tensors.into_iter());
         let all = modules::modules(base.config(), base.weight_map(), names);
         modules::check_targets(&settings, &all, source.tensors().map(|(name, _)| name))?;
         let modules = modules::adapted(&settings, all, |name| source.shape(&tensor_name(name, A)).is_some())?;

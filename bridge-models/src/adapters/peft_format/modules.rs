@@ -10,7 +10,8 @@ use crate::adapters::AdapterError;
 use crate::adapters::lora::{Branch, BranchNames};
 use crate::adapters::parts::Parts;
 use crate::decoder::DecoderConfig;
-use crate::huggingface::{ExpertLayout, Family, HfError, HfModel, StoredTensor, WeightEntry, WeightMap};
+use crate::huggingface::family::{place, renamed};
+use crate::huggingface::{ExpertLayout, Family, HfError, HfModel, Layout, StoredTensor, WeightEntry, WeightMap};
 
 /// Names of a family's modules in an adapter's folder: those of transformers, or those of the files
 /// of its bases.
@@ -19,39 +20,56 @@ pub(crate) struct ModuleNames {
     pairs: &'static [(&'static str, &'static str)],
     /// True if the names are those of files, as in older versions of transformers.
     as_in_files: bool,
+    /// Prefix of the family's modules.
+    prefix: &'static str,
+    /// Names of the language model of a multimodal base.
+    layout: Option<Layout>,
 }
 
 impl ModuleNames {
-    /// The names that `peft` has with transformers 5.
-    pub fn new(family: &Family) -> Self {
-        Self { pairs: family.module_names, as_in_files: false }
+    /// The names that `peft` has with transformers 5. `layout` is that of a multimodal base.
+    pub fn new(family: &Family, layout: Option<Layout>) -> Self {
+        Self { pairs: family.module_names, as_in_files: false, prefix: family.prefix, layout }
     }
 
-    /// The names in a folder with these tensors.
-    pub fn in_folder<'a>(family: &Family, mut tensors: impl Iterator<Item = &'a str>) -> Self {
-        let is_of_file = |name: &str| Self::new(family).pairs.iter().any(|(file, _)| place(name, file).is_some());
-        Self {
-            as_in_files: tensors.any(|name| is_of_file(name.strip_prefix(PREFIX).unwrap_or(name))),
-            ..Self::new(family)
-        }
+    /// The names in a folder with these tensors. `layout` is that of a multimodal base in
+    /// transformers 5; older versions have others.
+    pub fn in_folder<'a>(
+        family: &Family,
+        layout: Option<Layout>,
+        tensors: impl Iterator<Item = &'a str> + Clone,
+    ) -> Self {
+        let tensors = tensors.map(|name| name.strip_prefix(PREFIX).unwrap_or(name));
+        let layout = layout.map(|usual| Layout::find(family.prefix, tensors.clone()).unwrap_or(usual));
+        let names = Self::new(family, layout);
+        let is_of_file = |name: &str| names.pairs.iter().any(|(file, _)| place(name, file).is_some());
+        let as_in_files = match layout {
+            None => tensors.clone().any(is_of_file),
+            Some(layout) => {
+                let mut of_text = tensors.filter_map(|name| layout.text_name(family.prefix, name));
+                of_text.any(|name| is_of_file(&name))
+            }
+        };
+        Self { as_in_files, ..names }
+    }
+
+    /// True if the model has modules besides those of the language model.
+    pub fn has_others(self) -> bool {
+        self.layout.is_some()
     }
 
     /// The name of a module, or of one of its tensors, of which `name` is that in a base's files.
     pub fn module_name(self, name: &str) -> String {
-        let mut name = name.to_owned();
-        for (file, module) in self.pairs {
-            let (from, to) = if self.as_in_files { (module, file) } else { (file, module) };
-            if let Some(at) = place(&name, from) {
-                name.replace_range(at..at + from.len(), to);
-            }
+        let pairs = self.pairs.iter().copied();
+        let name = match self.as_in_files {
+            true => renamed(name, pairs.map(|(file, module)| (module, file))),
+            false => renamed(name, pairs),
+        };
+        match self.layout {
+            Some(layout) => layout.name_in_file(self.prefix, &name),
+            None => name,
         }
-        name
     }
-}
-
-/// Position of `part` in a name: between dots if it begins with one, else at the beginning.
-fn place(name: &str, part: &str) -> Option<usize> {
-    name.find(part).filter(|at| *at == 0 || part.starts_with('.'))
 }
 
 /// A linear layer of a Hugging Face model.

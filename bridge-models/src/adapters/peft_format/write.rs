@@ -15,13 +15,15 @@ use crate::adapters::lora::row_lengths;
 use crate::adapters::parts::Parts;
 use crate::adapters::trained::{AdaptedLayer, ReadValues, TrainedAdapter, Values, floats, matrix, vector};
 use crate::decoder::DecoderConfig;
-use crate::huggingface::{ExpertLayout, Family, HfError, HostTensor, Staged, WeightMap};
+use crate::huggingface::{ExpertLayout, Family, HfError, HostTensor, Layout, Staged, WeightMap};
 
 /// Content of a folder besides the branches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeftOptions {
     /// Base: a folder, or a name.
     pub base: Option<String>,
+    /// Names of modules of a multimodal base; `None` for other bases.
+    pub layout: Option<Layout>,
     /// The share of a branch's input that was dropped in training.
     pub dropout: f64,
 }
@@ -54,7 +56,7 @@ impl TrainedAdapter {
         own: &ReadValues<'_>,
     ) -> Result<usize, AdapterError> {
         let map = WeightMap::new(family, config, ExpertLayout::default())?;
-        let module_names = ModuleNames::new(family);
+        let module_names = ModuleNames::new(family, options.layout);
         let all = modules(config, &map, module_names);
         let mut branches = Vec::new();
         for adapted in self.layers.values() {
@@ -70,8 +72,8 @@ impl TrainedAdapter {
         let is_conv =
             all.iter().any(|module| module.rows_are_inputs && branches.iter().any(|b| b.module == module.name));
         let names: Vec<&str> = all.iter().map(|module| module.name.as_str()).collect();
-        let in_full = self.tensors_in_full(family, config, &map, own)?;
-        let mut settings = self.settings(&branches, &names, options);
+        let in_full = self.tensors_in_full(family, config, module_names, &map, own)?;
+        let mut settings = self.settings(&branches, &names, module_names, options);
         let saved: BTreeSet<&str> =
             in_full.iter().filter_map(|(name, _)| name.rsplit_once('.').map(|(module, _)| module)).collect();
         let saved_modules = saved.len();
@@ -91,6 +93,7 @@ impl TrainedAdapter {
         &self,
         family: &Family,
         config: &DecoderConfig,
+        module_names: ModuleNames,
         map: &WeightMap,
         own: &ReadValues<'_>,
     ) -> Result<Vec<(String, HostTensor)>, AdapterError> {
@@ -107,7 +110,7 @@ impl TrainedAdapter {
                 if entry.tensors.iter().any(|stored| stored.part.is_some()) {
                     return Err(refused());
                 }
-                let names = entry.tensors.iter().map(|stored| ModuleNames::new(family).module_name(&stored.name));
+                let names = entry.tensors.iter().map(|stored| module_names.module_name(&stored.name));
                 tensors.extend(names.zip(entry.split(&values)));
             }
         }
@@ -177,7 +180,13 @@ impl TrainedAdapter {
         parts.join(all, layer.outputs, 1.0).reshape([layer.outputs])
     }
 
-    fn settings(&self, branches: &[ModuleBranch], all: &[&str], options: &PeftOptions) -> Map<String, Value> {
+    fn settings(
+        &self,
+        branches: &[ModuleBranch],
+        all: &[&str],
+        module_names: ModuleNames,
+        options: &PeftOptions,
+    ) -> Map<String, Value> {
         let rank = |branch: &ModuleBranch| branch.a_ri.dims()[0];
         let alpha = |branch: &ModuleBranch| number(branch.scale * rank(branch) as f64);
         let common = branches.first();
@@ -194,7 +203,7 @@ impl TrainedAdapter {
             "rank_pattern": other(&|branch| json!(rank(branch)), &json!(r)),
             "alpha_pattern": other(&alpha, &lora_alpha),
             "lora_dropout": options.dropout,
-            "target_modules": targets(branches, all),
+            "target_modules": targets(branches, all, module_names.has_others()),
             "use_dora": self.method == PeftKind::Dora,
             "use_rslora": false,
             "bias": "none",
@@ -216,12 +225,13 @@ fn number(value: f64) -> Value {
 }
 
 /// The ends of names that mean the modules with branches and no others: the last part of a name
-/// where all modules of that name have one.
-fn targets(branches: &[ModuleBranch], all: &[&str]) -> BTreeSet<String> {
+/// where all modules of that name have one. Whole names if the base has modules besides `all`.
+fn targets(branches: &[ModuleBranch], all: &[&str], has_others: bool) -> BTreeSet<String> {
     let short = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
     let adapted: BTreeSet<&str> = branches.iter().map(|branch| branch.module.as_str()).collect();
     let mixed: BTreeSet<String> = all.iter().filter(|name| !adapted.contains(*name)).map(|name| short(name)).collect();
-    let target = |name: &&str| if mixed.contains(&short(name)) { (*name).to_owned() } else { short(name) };
+    let is_whole = |name: &str| has_others || mixed.contains(&short(name));
+    let target = |name: &&str| if is_whole(name) { (*name).to_owned() } else { short(name) };
     adapted.iter().map(target).collect()
 }
 

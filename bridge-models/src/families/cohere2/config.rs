@@ -10,6 +10,19 @@ use crate::huggingface::windows;
 use bridge_core::config::{BlockOrder, Normalization};
 
 pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(LAYERS),
+    Setting::Keys {
+        read: |fields, c| {
+            let pattern = fields.size("sliding_window_pattern")?.unwrap_or(4);
+            windows::read_pattern(fields, c, 4096, pattern)
+        },
+        write: windows::write_pattern,
+    },
+    Setting::Keys { read: read_rope, write: rope::write },
+];
+
+/// Settings of the first generation too.
+pub(crate) const LAYERS: &[Setting] = &[
     Setting::Rows(SIZES),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
@@ -22,14 +35,6 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("layer_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Number("logit_scale", |c| &mut c.logit_multiplier, |_, _| Ok(0.0625)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
-    Setting::Keys {
-        read: |fields, c| {
-            let pattern = fields.size("sliding_window_pattern")?.unwrap_or(4);
-            windows::read_pattern(fields, c, 4096, pattern)
-        },
-        write: windows::write_pattern,
-    },
-    Setting::Keys { read: read_rope, write: rope::write },
 ];
 
 /// Layers without a window have no positions.

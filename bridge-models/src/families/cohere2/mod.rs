@@ -1,7 +1,7 @@
 //! Cohere 2 (Command R7B, Command A): blocks side by side that read one norm, no biases in norms,
 //! and rotation in windowed layers only.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 

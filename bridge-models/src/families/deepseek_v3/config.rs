@@ -2,40 +2,39 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LatentConfig, LayerPattern, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::decoder::{DecoderConfig, LatentConfig, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{SigmoidRouter, experts};
+use crate::families::mixture::{
+    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
+};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 
-pub(super) const SETTINGS: &[Setting] = &[
+pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    Setting::Rule(|fields, c| {
-        let (heads, found) = (c.num_attention_heads, c.num_query_groups);
-        let expected = format!("num_attention_heads ({heads}): each head has keys of its own");
-        fields.require(found == heads, "num_key_value_heads", &found.to_string(), &expected)
-    }),
+    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
-    Setting::Keys { read: read_query_rank, write: write_query_rank },
+    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1536), write: write_query_rank },
     size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
     size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
     size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
     size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    Setting::Always(|c| {
-        c.kv_channels = latent(c).qk_head_dim + latent(c).qk_pos_emb_head_dim;
-        c.qk_layernorm = true;
-    }),
+    HEADS,
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
     Setting::Only("moe_layer_freq", || json!(1)),
-    Setting::Keys { read: read_router, write: write_router },
-    Setting::Keys { read: read_layers, write: write_layers },
-    Setting::Keys { read: read_predictions, write: write_predictions },
+    Setting::Keys { read: |fields, c| ROUTER.read(fields, c), write: SigmoidRouter::write },
+    Setting::Keys {
+        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
+        write: |c, settings| write_shared(c, settings, SHARED),
+    },
+    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 3), write: write_first_dense },
+    PREDICTED_LAYERS,
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
@@ -44,55 +43,40 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
 
+/// Requirement that each head has keys of its own.
+pub(crate) const OWN_KEYS: Setting = Setting::Rule(|fields, c| {
+    let (heads, found) = (c.num_attention_heads, c.num_query_groups);
+    let expected = format!("num_attention_heads ({heads}): each head has keys of its own");
+    fields.require(found == heads, "num_key_value_heads", &found.to_string(), &expected)
+});
+
+/// Size of a head of latent attention, of which a part is rotated.
+pub(crate) const HEADS: Setting = Setting::Always(|c| {
+    c.kv_channels = latent(c).qk_head_dim + latent(c).qk_pos_emb_head_dim;
+    c.qk_layernorm = true;
+});
+
 /// The latent attention that every model of the family has.
-fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
+pub(crate) fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
     config.latent.get_or_insert_with(LatentConfig::neutral)
 }
 
-/// `null` projects queries without a latent vector, absence with the usual one.
-fn read_query_rank(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+/// `null` projects queries without a latent vector, absence with one of `absent` elements.
+pub(crate) fn read_query_rank(fields: &Fields, config: &mut DecoderConfig, absent: usize) -> Result<(), HfError> {
     let rank = fields.size("q_lora_rank")?;
-    latent(config).q_lora_rank = if fields.has("q_lora_rank") { rank } else { Some(1536) };
+    latent(config).q_lora_rank = if fields.has("q_lora_rank") { rank } else { Some(absent) };
     Ok(())
 }
 
-fn write_query_rank(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+pub(crate) fn write_query_rank(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("q_lora_rank".into(), json!(config.latent.as_ref().and_then(|latent| latent.q_lora_rank)));
 }
 
-/// The router, and the block of `n_shared_experts` that all tokens go through.
-fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    SigmoidRouter { groups: 8, chosen: 4, factor: 2.5 }.read(fields, config)?;
-    let shared = fields.size("n_shared_experts")?.unwrap_or(1);
-    let moe = experts(config);
-    moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
-    Ok(())
-}
+const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, normalizes: true };
 
-fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let Some(moe) = &config.moe else { return };
-    SigmoidRouter::write(moe, settings);
-    // Another width than a multiple of an expert's is read back as another, and refused so.
-    let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
-    settings.insert("n_shared_experts".into(), json!(shared));
-}
+/// Number of layers of multi-token prediction.
+pub(crate) const PREDICTED_LAYERS: Setting = Setting::Keys { read: read_predictions, write: write_predictions };
 
-/// The first `first_k_dense_replace` layers have no experts.
-fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let key = "first_k_dense_replace";
-    let dense = fields.get(key).map_or(Some(3), Value::as_u64);
-    let dense = dense.ok_or_else(|| fields.error(key, "something else", "an integer of at least 0"))?;
-    let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
-    experts(config).layers = LayerPattern::from_list(layers);
-    Ok(())
-}
-
-fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
-    settings.insert("first_k_dense_replace".into(), json!(first.unwrap_or(config.num_layers)));
-}
-
-/// Layers of multi-token prediction.
 fn read_predictions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let layers = fields.get(PREDICTIONS).map_or(Some(0), Value::as_u64).and_then(|layers| usize::try_from(layers).ok());
     let error = || fields.error(PREDICTIONS, "something else", "an integer of at least 0");
@@ -105,10 +89,18 @@ fn write_predictions(config: &DecoderConfig, settings: &mut Map<String, Value>) 
 }
 
 const PREDICTIONS: &str = "num_nextn_predict_layers";
+/// Key of the number of experts that all tokens go through.
+pub(crate) const SHARED: &str = "n_shared_experts";
 
-/// The rotated part of a head, whose pairs are even and odd elements, or the two halves. With YaRN
-/// scores grow as cosines and sines would for `mscale_all_dim`, which these then do not.
-fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+/// Rotation in pairs of even and odd elements, or of the two halves.
+pub(crate) fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let interleaved = fields.bool("rope_interleave")?.unwrap_or(true);
+    read_latent_rope(fields, config, interleaved)
+}
+
+/// The rotated part of a head. With YaRN scores grow as cosines and sines would for
+/// `mscale_all_dim`, which these then do not.
+pub(crate) fn read_latent_rope(fields: &Fields, config: &mut DecoderConfig, interleaved: bool) -> Result<(), HfError> {
     let rope = rope::of_all_layers(fields, config.max_position_embeddings, RopeForm::USUAL)?;
     if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
         && let Some(mscale) = yarn.mscale_all_dim
@@ -130,12 +122,11 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     let rotated = config.rotary_head();
     let expected = "an even number, because it is rotated in pairs";
     fields.require(rotated.is_multiple_of(2), "qk_rope_head_dim", &rotated.to_string(), expected)?;
-    let interleaved = fields.bool("rope_interleave")?.unwrap_or(true);
     config.position_embedding = PositionEmbedding::Rope(RopeConfig { interleaved, ..rope });
     Ok(())
 }
 
-fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+pub(crate) fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     if let PositionEmbedding::Rope(rope) = &config.position_embedding {
         settings.insert("rope_interleave".into(), json!(rope.interleaved));
     }

@@ -2,23 +2,38 @@
 //! router, and a shared expert for every token. Files may have layers of multi-token prediction
 //! after all other layers. Only training runs them; transformers ignores them.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::{llama, mixture};
 use crate::huggingface::Family;
+use crate::huggingface::weight_map::WeightRule;
 
 /// `DeepseekV3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v3",
     architecture: "DeepseekV3ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::WEIGHTS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
+    weights: WEIGHTS,
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],
     dropped: &[],
-    aliases: &[("num_local_experts", "n_routed_experts"), ("num_mtp_layers", "num_nextn_predict_layers")],
+    aliases: ALIASES,
 };
+
+/// Names of all parameters.
+pub(in crate::families) const WEIGHTS: &[&[WeightRule]] = &[
+    weights::PREDICTED_LAYERS,
+    weights::LATENT_ATTENTION,
+    mixture::SHARED,
+    mixture::APART,
+    mixture::STACKED,
+    llama::weights::WEIGHTS,
+];
+
+/// Other names of settings.
+pub(in crate::families) const ALIASES: &[(&str, &str)] =
+    &[("num_local_experts", "n_routed_experts"), ("num_mtp_layers", "num_nextn_predict_layers")];

@@ -1,4 +1,4 @@
-//! Names of the parameters of latent attention, the router's bias and the shared experts.
+//! Names of the parameters of latent attention and of layers of multi-token prediction.
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
@@ -7,7 +7,8 @@ use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 const EMBEDDING: WeightRule =
     rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"]).fused(Fusion::Vocabulary);
 
-pub(super) const WEIGHTS: &[WeightRule] = &[
+/// Parameters of layers of multi-token prediction, but those of their transformer layers.
+pub(crate) const PREDICTED_LAYERS: &[WeightRule] = &[
     EMBEDDING
         .with_copies(&["model.layers.{}.embed_tokens.weight", "model.layers.{}.shared_head.head.weight"])
         .only(|config| config.share_embeddings_and_output_weights),
@@ -19,6 +20,9 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("mtp.layers.{}.hnorm.weight", &["model.layers.{}.hnorm.weight"]),
     rule("mtp.layers.{}.eh_proj.weight", &["model.layers.{}.eh_proj.weight"]),
     rule("mtp.layers.{}.final_layernorm.weight", &["model.layers.{}.shared_head.norm.weight"]),
+];
+
+pub(crate) const LATENT_ATTENTION: &[WeightRule] = &[
     rule("decoder.layers.{}.self_attention.linear_q_proj.weight", &["model.layers.{}.self_attn.q_proj.weight"]),
     rule("decoder.layers.{}.self_attention.linear_q_down_proj.weight", &["model.layers.{}.self_attn.q_a_proj.weight"]),
     rule("decoder.layers.{}.self_attention.linear_q_down_proj.bias", &["model.layers.{}.self_attn.q_a_proj.bias"]),
@@ -34,14 +38,4 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
     ),
     rule("decoder.layers.{}.self_attention.kv_layernorm.weight", &["model.layers.{}.self_attn.kv_a_layernorm.weight"]),
     rule("decoder.layers.{}.self_attention.linear_kv_up_proj.weight", &["model.layers.{}.self_attn.kv_b_proj.weight"]),
-    rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.mlp.gate.e_score_correction_bias"]),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc1.weight",
-        &["model.layers.{}.mlp.shared_experts.gate_proj.weight", "model.layers.{}.mlp.shared_experts.up_proj.weight"],
-    )
-    .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc2.weight",
-        &["model.layers.{}.mlp.shared_experts.down_proj.weight"],
-    ),
 ];

@@ -1,16 +1,22 @@
 //! Settings of Gemma 2; absent ones have the values of `Gemma2Config`. Gemma 3 shares most rows.
 
-use bridge_core::config::{NormPlacement, Normalization};
+use bridge_core::config::NormPlacement;
 use serde_json::{Map, Value, json};
 
 use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{ATTENTION_BIAS, ROPE, SIZES};
+use crate::families::gemma;
+use crate::families::llama::config::{ROPE, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::{Setting, as_said, size_or};
 use crate::huggingface::windows;
 
-pub(super) const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[Setting] =
+    &[Setting::Rows(CAPPED), Setting::Always(|c| c.residual.norms = NormPlacement::Sandwich)];
+
+/// Settings of a model with caps and with a window in every other layer, but for the place of its
+/// norms.
+pub(crate) const CAPPED: &[Setting] = &[
     Setting::Rows(SIZES),
     Setting::Rows(LAYERS),
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
@@ -28,25 +34,11 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Settings of both generations.
+/// Settings of Gemma 3 too.
 pub(crate) const LAYERS: &[Setting] = &[
     Setting::KeyValueHeads(4),
-    size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
-    Setting::Always(|c| {
-        c.norm.kind = Normalization::RmsNorm;
-        c.norm.zero_centered_gamma = true;
-        c.residual.norms = NormPlacement::Sandwich;
-        c.gated_linear_unit = true;
-        // Rounded to float32, as the released models' factor is.
-        c.embedding_multiplier = f64::from((c.hidden_size as f64).sqrt() as f32);
-    }),
     Setting::NamedActivation("hidden_activation", |c| &mut c.activation, "gelu_pytorch_tanh"),
-    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
-    Setting::Rows(ATTENTION_BIAS),
-    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
-    Setting::Only("use_bidirectional_attention", || json!(false)),
+    Setting::Rows(gemma::config::LAYERS),
     Setting::Keys { read: read_scale, write: write_scale },
 ];
 

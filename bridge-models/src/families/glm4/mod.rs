@@ -2,11 +2,12 @@
 //! gate and up in one matrix.
 
 mod config;
+pub(super) mod gguf;
 #[cfg(test)]
 mod tests;
 mod weights;
 
-use super::llama;
+use super::{glm, llama};
 use crate::huggingface::Family;
 
 /// `Glm4ForCausalLM`.
@@ -14,7 +15,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "glm4",
     architecture: "Glm4ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::OWN, llama::weights::WEIGHTS],
+    weights: &[weights::NORMS, glm::weights::GATE_UP, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],

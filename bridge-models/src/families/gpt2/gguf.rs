@@ -1,20 +1,21 @@
 //! GPT-2 as llama.cpp has it: with a row an output, as other families.
 
-use crate::huggingface::gguf::{GgufFamily, GgufNumber, Rearrangement};
+use crate::huggingface::gguf::{GgufFamily, GgufNumber, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "gpt2",
-    settings: &[
+    settings: &[&[
         ("context_length", "n_positions", GgufNumber::Count),
         ("embedding_length", "n_embd", GgufNumber::Count),
         ("feed_forward_length", "n_inner", GgufNumber::Count),
         ("block_count", "n_layer", GgufNumber::Count),
         ("attention.head_count", "n_head", GgufNumber::Count),
         ("attention.layer_norm_epsilon", "layer_norm_epsilon", GgufNumber::Float),
-    ],
+    ]],
     switches: &[],
-    tensors: &[
+    windows: GgufWindows::Ignored,
+    tensors: &[&[
         ("token_embd.weight", "transformer.wte.weight", Rearrangement::None),
         ("position_embd.weight", "transformer.wpe.weight", Rearrangement::None),
         ("output_norm.weight", "transformer.ln_f.weight", Rearrangement::None),
@@ -32,5 +33,5 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
         ("blk.{}.ffn_up.bias", "transformer.h.{}.mlp.c_fc.bias", Rearrangement::None),
         ("blk.{}.ffn_down.weight", "transformer.h.{}.mlp.c_proj.weight", Rearrangement::Transposed),
         ("blk.{}.ffn_down.bias", "transformer.h.{}.mlp.c_proj.bias", Rearrangement::None),
-    ],
+    ]],
 };

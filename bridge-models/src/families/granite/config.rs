@@ -8,16 +8,24 @@ use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::{Setting, as_said, size_or};
 
-pub(super) const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[Setting] =
+    &[Setting::Rows(WITHOUT_MLP_BIAS), Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false)];
+
+/// Settings but that of biases in the feed-forward block.
+pub(crate) const WITHOUT_MLP_BIAS: &[Setting] = &[
     Setting::Rows(SIZES),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
-    Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     ROPE,
+    Setting::Rows(FACTORS),
+];
+
+/// Factors on the embedding, on the outputs of blocks, on scores and on logits.
+pub(crate) const FACTORS: &[Setting] = &[
     Setting::Number("embedding_multiplier", |c| &mut c.embedding_multiplier, |_, _| Ok(1.0)),
     Setting::Number("residual_multiplier", |c| &mut c.residual.branch_multiplier, |_, _| Ok(1.0)),
     Setting::Number("attention_multiplier", |c| &mut c.softmax_scale, |_, _| Ok(1.0)),

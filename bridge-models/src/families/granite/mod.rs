@@ -1,7 +1,7 @@
 //! Granite: a Llama with factors on the embedding, on the outputs of blocks, on scores and on
 //! logits.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 

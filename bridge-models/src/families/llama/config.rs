@@ -15,10 +15,13 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Sizes that have the same names in all families of the line.
-pub(crate) const SIZES: &[Setting] = &[
+pub(crate) const SIZES: &[Setting] =
+    &[Setting::Rows(SIZES_BESIDE_MLP), size("intermediate_size", |c| &mut c.ffn_hidden_size)];
+
+/// [`SIZES`] of a family without dense feed-forward blocks.
+pub(crate) const SIZES_BESIDE_MLP: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),
     size("hidden_size", |c| &mut c.hidden_size),
-    size("intermediate_size", |c| &mut c.ffn_hidden_size),
     size("num_hidden_layers", |c| &mut c.num_layers),
     size("num_attention_heads", |c| &mut c.num_attention_heads),
     size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),

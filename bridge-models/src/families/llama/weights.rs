@@ -1,8 +1,13 @@
 //! Names of Llama's parameters.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
 
-pub(crate) const WEIGHTS: &[WeightRule] = &[
+pub(crate) const WEIGHTS: &[WeightRule] = &RULES;
+
+/// [`WEIGHTS`] for families whose files have other names than the state of a module.
+pub(crate) const IN_MODULE: &[WeightRule] = &stacked(RULES);
+
+const RULES: [WeightRule; 13] = [
     rule("embedding.word_embeddings.weight", &["model.embed_tokens.weight"]).fused(Fusion::Vocabulary),
     rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.input_layernorm.weight"]),
     rule(

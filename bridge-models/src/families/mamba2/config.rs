@@ -16,7 +16,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size("num_hidden_layers", |c| &mut c.num_layers),
     Setting::Always(|c| {
         c.norm.kind = Normalization::RmsNorm;
-        c.hybrid = Some(HybridConfig { layers: vec![HybridBlock::Mamba; c.num_layers], mamba: MambaConfig::neutral() });
+        c.hybrid = Some(HybridConfig::new(vec![HybridBlock::Mamba; c.num_layers]));
     }),
     size_or("state_size", |c| &mut mamba(c).state_size, |_, _| Ok(128)),
     size_or("head_dim", |c| &mut mamba(c).head_size, |_, _| Ok(64)),
@@ -29,7 +29,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["norm_before_gate", "rms_norm"]),
     Setting::Rows(BLOCK),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: read_time_steps, write: write_time_steps },
+    TIME_STEP_LIMIT,
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
 ];
 
@@ -44,8 +44,7 @@ pub(crate) const BLOCK: &[Setting] = &[
 
 /// The sizes of the state space blocks.
 pub(crate) fn mamba(config: &mut DecoderConfig) -> &mut MambaConfig {
-    let none = || HybridConfig { layers: Vec::new(), mamba: MambaConfig::neutral() };
-    &mut config.hybrid.get_or_insert_with(none).mamba
+    &mut config.hybrid.get_or_insert_with(|| HybridConfig::new(Vec::new())).mamba
 }
 
 /// The non-linearity of the convolution and of the gate is part of their kernels.
@@ -68,6 +67,9 @@ fn write_expand(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let inner = config.hybrid.as_ref().map_or(0, |hybrid| hybrid.mamba.inner_size());
     settings.insert("expand".into(), json!(inner / config.hidden_size.max(1)));
 }
+
+/// The range of time steps.
+pub(crate) const TIME_STEP_LIMIT: Setting = Setting::Keys { read: read_time_steps, write: write_time_steps };
 
 const TIME_STEPS: &str = "time_step_limit";
 

@@ -5,10 +5,16 @@ use serde_json::{Map, Value};
 
 use crate::decoder::DecoderConfig;
 use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
 use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows;
 
-pub(super) const SETTINGS: &[Setting] = &[
+pub(super) const SETTINGS: &[Setting] =
+    &[Setting::Rows(LAYERS), Setting::Keys { read: read_window, write: write_window }];
+
+/// Settings of all but the window.
+pub(crate) const LAYERS: &[Setting] = &[
     Setting::Rows(SIZES),
     Setting::KeyValueHeads(8),
     HEAD_SIZE,
@@ -17,9 +23,12 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     ROPE,
-    // No layer is without the window unless `layer_types` says so.
-    Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, usize::MAX), write: write_window },
 ];
+
+/// No layer is without the window unless `layer_types` says so.
+pub(crate) fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    windows::read_pattern(fields, config, 4096, usize::MAX)
+}
 
 /// `layer_types` only where layers differ: with it transformers reads the folder as a `ministral`.
 fn write_window(config: &DecoderConfig, settings: &mut Map<String, Value>) {

@@ -1,7 +1,13 @@
 //! Mistral in GGUF: llama.cpp stores and reads it as a Llama. A window cannot be stored.
 
 use crate::families::llama::gguf::{SETTINGS, TENSORS};
-use crate::huggingface::gguf::GgufFamily;
+use crate::huggingface::gguf::{GgufFamily, GgufWindows};
 
-pub(in crate::families) static GGUF: GgufFamily =
-    GgufFamily { family: &super::FAMILY, architecture: "llama", settings: SETTINGS, switches: &[], tensors: TENSORS };
+pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
+    family: &super::FAMILY,
+    architecture: "llama",
+    settings: SETTINGS,
+    switches: &[],
+    windows: GgufWindows::Ignored,
+    tensors: TENSORS,
+};

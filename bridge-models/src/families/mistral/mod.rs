@@ -1,6 +1,6 @@
 //! Mistral: a Llama without biases whose layers all have the same sliding window, or none.
 
-mod config;
+pub(super) mod config;
 pub(super) mod gguf;
 #[cfg(test)]
 mod tests;

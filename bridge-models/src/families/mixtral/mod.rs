@@ -3,7 +3,7 @@
 mod config;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::{llama, mixture};
 use crate::huggingface::Family;

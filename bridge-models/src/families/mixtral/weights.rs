@@ -2,7 +2,7 @@
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
-pub(super) const APART: &[WeightRule] = &[
+pub(crate) const APART: &[WeightRule] = &[
     rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.block_sparse_moe.gate.weight"]),
     rule(
         "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",

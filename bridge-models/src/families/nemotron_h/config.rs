@@ -3,7 +3,7 @@
 use bridge_core::config::{Activation, Normalization};
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MambaConfig, PositionEmbedding};
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, PositionEmbedding};
 use crate::families::mamba2::config::{BLOCK, mamba, silu};
 use crate::families::mixture::{SigmoidRouter, experts};
 use crate::huggingface::error::HfError;
@@ -73,7 +73,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Defaults of absent settings of the router.
-const ROUTER: SigmoidRouter = SigmoidRouter { groups: 1, chosen: 1, factor: 1.0 };
+const ROUTER: SigmoidRouter = SigmoidRouter::UNGROUPED;
 
 /// Reads the experts, which never have biases, unlike feed-forward blocks and shared experts.
 fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
@@ -104,7 +104,7 @@ fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     ] {
         settings.extend(size.map(|size| (key.to_owned(), json!(size))));
     }
-    SigmoidRouter::write(moe, settings);
+    SigmoidRouter::write(config, settings);
 }
 
 /// The blocks by letter and by the names that they have in lists; the first name is the one
@@ -143,14 +143,14 @@ fn read_blocks(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     let layers = layers.unwrap_or_else(usual);
     fields.require(!layers.is_empty(), "layers_block_type", "no layer", "a block for each layer")?;
     config.num_layers = layers.len();
-    config.hybrid = Some(HybridConfig { layers, mamba: MambaConfig::neutral() });
+    config.hybrid = Some(HybridConfig::new(layers));
     Ok(())
 }
 
 fn write_blocks(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let layers = config.hybrid.as_ref().map_or(&[][..], |hybrid| &hybrid.layers);
-    let of =
-        |block: &HybridBlock| BLOCKS.into_iter().find(|(known, ..)| known == block).expect("every block is listed");
+    // A block without a name is read back as another, and refused so.
+    let of = |block: &HybridBlock| BLOCKS.into_iter().find(|(known, ..)| known == block).unwrap_or(BLOCKS[0]);
     let names: Vec<&str> = layers.iter().map(|block| of(block).2[0]).collect();
     let letters: String = layers.iter().map(|block| of(block).1).collect();
     settings.insert("layers_block_type".into(), json!(names));

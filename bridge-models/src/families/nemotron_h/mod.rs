@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "nemotron_h",
     architecture: "NemotronHForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::ON_DISK, weights::OF_MODULE, weights::APART, weights::STACKED, weights::OUTPUT],
+    weights: &[weights::WEIGHTS, weights::APART, weights::STACKED, weights::OUTPUT],
     prefix: "model.",
     buffers: &[],
     module_names: &[("backbone.", "model.")],

@@ -9,6 +9,12 @@ use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(LAYERS),
+    Setting::Keys { read: |fields, c| rope::read(fields, c, RopeForm::USUAL), write: write_rope },
+];
+
+/// Settings of OLMo 3 too.
+pub(crate) const LAYERS: &[Setting] = &[
     Setting::Rows(SIZES),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
@@ -21,7 +27,6 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, RopeForm::USUAL), write: write_rope },
 ];
 
 /// Olmo2Config of transformers 4 takes two fields and no other.

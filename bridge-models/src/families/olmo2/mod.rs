@@ -1,10 +1,11 @@
 //! OLMo 2: a Llama whose norms are after its blocks, and whose queries and keys have one norm each
 //! over all heads.
 
-mod config;
+pub(super) mod config;
+pub(super) mod gguf;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::{llama, qwen3};
 use crate::huggingface::Family;

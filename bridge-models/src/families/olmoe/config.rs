@@ -1,10 +1,10 @@
 //! Settings of OLMoE; absent ones have the values of `OlmoeConfig`.
 
 use bridge_core::config::QkNormScope;
-use serde_json::json;
 
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
 use crate::families::mixture::{NORM_TOPK_PROB, experts};
+use crate::families::olmo::config::CLIP_QKV;
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -21,7 +21,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         c.qk_layernorm_scope = QkNormScope::Projection;
         experts(c).ffn_hidden_size = c.ffn_hidden_size;
     }),
-    Setting::Only("clip_qkv", || json!(null)),
+    CLIP_QKV,
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(64)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
     NORM_TOPK_PROB,

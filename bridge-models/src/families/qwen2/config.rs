@@ -4,7 +4,7 @@ use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
 use crate::families::qwen3::config::SLIDING_WINDOW_UPPER_LAYERS;
 use crate::huggingface::settings::{Setting, size_or};
 
-pub(super) const SETTINGS: &[Setting] = &[
+pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
     Setting::KeyValueHeads(32),
     HEAD_SIZE,

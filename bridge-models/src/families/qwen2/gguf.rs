@@ -1,8 +1,14 @@
 //! Qwen 2 as llama.cpp has it.
 
 use crate::families::llama::gguf::SETTINGS;
-use crate::families::qwen3::gguf::TENSORS;
-use crate::huggingface::gguf::GgufFamily;
+use crate::families::qwen3::gguf::{ATTENTION, ENDS, NORMS, UNIT};
+use crate::huggingface::gguf::{GgufFamily, GgufWindows};
 
-pub(in crate::families) static GGUF: GgufFamily =
-    GgufFamily { family: &super::FAMILY, architecture: "qwen2", settings: SETTINGS, switches: &[], tensors: TENSORS };
+pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
+    family: &super::FAMILY,
+    architecture: "qwen2",
+    settings: SETTINGS,
+    switches: &[],
+    windows: GgufWindows::Ignored,
+    tensors: &[ENDS, NORMS, ATTENTION, UNIT],
+};

@@ -1,7 +1,7 @@
 //! Qwen 2 and 2.5 without experts: a Llama with biases of queries, keys and values, whose upper
 //! layers may have a sliding window.
 
-mod config;
+pub(super) mod config;
 pub(super) mod gguf;
 #[cfg(test)]
 mod tests;

@@ -26,18 +26,7 @@ pub(crate) const SLIDING_WINDOW_UPPER_LAYERS: Setting = Setting::Keys { read: re
 /// `max_window_layers` on.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let size = windows::switched_size(fields)?;
-    let first = fields.get("max_window_layers");
-    let layers = match windows::layer_types(fields, config.num_layers)? {
-        Some(layers) => layers,
-        None => {
-            let first = first.map_or(Some(28), Value::as_u64);
-            let first = first.and_then(|first| usize::try_from(first).ok());
-            let expected = "an integer of at least 0";
-            let first = first.ok_or_else(|| fields.error("max_window_layers", "something else", expected))?;
-            (0..config.num_layers).map(|layer| size.is_some() && layer >= first).collect()
-        }
-    };
-    windows::set_switched(fields, config, size, layers)
+    windows::read_upper_layers(fields, config, size, 28)
 }
 
 fn write_window(config: &DecoderConfig, settings: &mut Map<String, Value>) {

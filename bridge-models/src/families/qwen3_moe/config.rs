@@ -26,10 +26,13 @@ pub(super) const SETTINGS: &[Setting] = &[
     ),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
     NORM_TOPK_PROB,
-    Setting::Keys { read: read_layers, write: write_layers },
+    SPARSE_LAYERS,
     Setting::Rows(LAYERS),
     Setting::Keys { read: read_window, write: write_window },
 ];
+
+/// Layers that have experts.
+pub(crate) const SPARSE_LAYERS: Setting = Setting::Keys { read: read_layers, write: write_layers };
 
 /// Every `decoder_sparse_step`-th layer has experts, but those that `mlp_only_layers` names.
 fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {

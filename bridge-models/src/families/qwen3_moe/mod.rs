@@ -1,6 +1,6 @@
 //! Qwen 3 with experts in all layers or some; queries and keys are normalized per head.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 

@@ -2,9 +2,10 @@
 //! sliding window.
 
 mod config;
+pub(super) mod gguf;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::llama;
 use crate::huggingface::Family;
@@ -14,7 +15,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "starcoder2",
     architecture: "Starcoder2ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::OWN, llama::weights::WEIGHTS],
+    weights: &[weights::OWN, weights::NORM_BIASES, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],

@@ -13,8 +13,9 @@ use super::super::fields::Fields;
 use super::super::staged::{FileLayout, Staged};
 use super::super::stored::ReadRows;
 use super::super::weight_map::{ExpertLayout, StoredTensor, WeightMap};
+use super::super::windows::windowed_layers;
 use super::blocks::{BlockType, to_q8_0};
-use super::family::{GgufNumber, Rearrangement};
+use super::family::{GgufNumber, GgufWindows, Rearrangement};
 use super::file::{ALIGNMENT, GgufFile, GgufValue, MAGIC, shortest};
 use super::model::{GgufModel, of_family, rearranged};
 use super::tokenizer;
@@ -93,13 +94,19 @@ impl GgufExporter {
             (MARK.into(), GgufValue::Text(PRODUCER.to_owned())),
             (format!("{}.vocab_size", gguf.architecture), GgufValue::Int(config.vocab_size as i128)),
         ];
-        for (key, name, number) in gguf.settings {
+        for (key, name, number) in gguf.settings.iter().copied().flatten() {
             let value = match (settings.get(*name).and_then(Value::as_f64), number) {
                 (None, _) => continue,
                 (Some(value), GgufNumber::Count) => GgufValue::Int(value as i128),
                 (Some(value), GgufNumber::Float) => GgufValue::Float(value),
+                (Some(share), GgufNumber::OfHead) => GgufValue::Int((share * config.kv_channels as f64) as i128),
             };
             values.push((format!("{}.{key}", gguf.architecture), value));
+        }
+        if let (GgufWindows::Stored, Some(left)) = (gguf.windows, config.window_size) {
+            let key = format!("{}.attention.sliding_window", gguf.architecture);
+            values.push((format!("{key}_pattern"), GgufValue::Bools(windowed_layers(config))));
+            values.push((key, GgufValue::Int(left as i128 + 1)));
         }
         let of_tokenizer = tokenizer::values(companions, config.vocab_size);
         values.extend(of_tokenizer.map_err(|(expected, found)| wrong("tokenizer", &expected, found))?);
@@ -143,7 +150,7 @@ impl GgufExporter {
             // A block must contain whole units of rearrangement: a head, or all rows of a
             // transposed matrix.
             let multiple = match how {
-                Rearrangement::None => 1,
+                Rearrangement::None | Rearrangement::PlusOne => 1,
                 Rearrangement::PairedHeads => self.head_size,
                 Rearrangement::Transposed => stored.shape[0].max(1),
             };
@@ -313,6 +320,10 @@ fn put_value(bytes: &mut Vec<u8>, value: &GgufValue) {
         GgufValue::Ints(numbers) => {
             put_list(bytes, 5, numbers.len());
             numbers.iter().for_each(|number| bytes.extend((*number as i32).to_le_bytes()));
+        }
+        GgufValue::Bools(marks) => {
+            put_list(bytes, 7, marks.len());
+            bytes.extend(marks.iter().map(|mark| u8::from(*mark)));
         }
         GgufValue::Floats(numbers) => {
             put_list(bytes, 6, numbers.len());

@@ -10,13 +10,32 @@ pub(crate) struct GgufFamily {
     /// `general.architecture`.
     pub architecture: &'static str,
     /// Keys, without the architecture before them, and the keys of `config.json`.
-    pub settings: &'static [(&'static str, &'static str, GgufNumber)],
+    pub settings: &'static [&'static [GgufSetting]],
     /// Keys of `config.json` that say whether a tensor is there, by the name of that of the first
     /// layer.
     pub switches: &'static [(&'static str, &'static str)],
+    /// Sliding windows of the layers.
+    pub windows: GgufWindows,
     /// Names of tensors in GGUF and in Hugging Face files; `{}` is a placeholder for the number of
     /// the layer.
-    pub tensors: &'static [(&'static str, &'static str, Rearrangement)],
+    pub tensors: &'static [&'static [GgufName]],
+}
+
+/// A key of a GGUF file, the key of `config.json`, and the type of the number.
+pub(crate) type GgufSetting = (&'static str, &'static str, GgufNumber);
+
+/// Name of a tensor in a GGUF file, its name in Hugging Face's, and how the two differ.
+pub(crate) type GgufName = (&'static str, &'static str, Rearrangement);
+
+/// Meaning of `attention.sliding_window` for a family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GgufWindows {
+    /// llama.cpp ignores the key.
+    Ignored,
+    /// Files with a window are refused.
+    Refused,
+    /// Layers have the window that `attention.sliding_window_pattern` marks.
+    Stored,
 }
 
 /// GGUF type of a number of the table.
@@ -26,9 +45,11 @@ pub(crate) enum GgufNumber {
     Count,
     /// 32-bit float.
     Float,
+    /// 32-bit unsigned integer: elements of a head, of which the key of `config.json` is the share.
+    OfHead,
 }
 
-/// Difference in the order of a tensor's elements between GGUF and Hugging Face.
+/// Difference of a tensor's elements between GGUF and Hugging Face.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rearrangement {
     /// The order is the same.
@@ -38,17 +59,19 @@ pub(crate) enum Rearrangement {
     PairedHeads,
     /// The matrix is the transpose.
     Transposed,
+    /// Each element is larger by one here: weights of norms that are stored minus one there.
+    PlusOne,
 }
 
 impl GgufFamily {
     /// Hugging Face's name of a tensor, and how it differs.
     pub fn hugging_face(&self, name: &str) -> Option<(String, Rearrangement)> {
-        self.tensors.iter().find_map(|(here, there, how)| Some((renamed(name, here, there)?, *how)))
+        self.tensors.iter().copied().flatten().find_map(|(here, there, how)| Some((renamed(name, here, there)?, *how)))
     }
 
     /// The name here of one of Hugging Face's tensors, and how it differs.
     pub fn gguf(&self, name: &str) -> Option<(String, Rearrangement)> {
-        self.tensors.iter().find_map(|(here, there, how)| Some((renamed(name, there, here)?, *how)))
+        self.tensors.iter().copied().flatten().find_map(|(here, there, how)| Some((renamed(name, there, here)?, *how)))
     }
 }
 

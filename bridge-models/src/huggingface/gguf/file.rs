@@ -28,6 +28,8 @@ pub(crate) enum GgufValue {
     Text(String),
     Texts(Vec<String>),
     Ints(Vec<i64>),
+    /// Only written: lists of booleans are read as [`Self::Ints`].
+    Bools(Vec<bool>),
     Floats(Vec<f32>),
 }
 

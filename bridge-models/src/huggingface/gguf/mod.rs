@@ -22,5 +22,5 @@ mod tests;
 mod tokenizer;
 
 pub use export::{GgufDtype, GgufExporter, is_exported_gguf};
-pub(crate) use family::{GgufFamily, GgufNumber, Rearrangement};
+pub(crate) use family::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
 pub(super) use model::GgufModel;

@@ -10,7 +10,8 @@ use serde_json::{Map, Value, json};
 use super::super::error::HfError;
 use super::super::family::Family;
 use super::super::source::TensorSource;
-use super::family::{GgufFamily, Rearrangement, paired_row};
+use super::super::windows::type_names;
+use super::family::{GgufFamily, GgufNumber, GgufWindows, Rearrangement, paired_row};
 use super::file::{GgufFile, GgufTensor, GgufValue};
 use super::tokenizer;
 use crate::families::GGUF_FAMILIES;
@@ -64,10 +65,13 @@ impl GgufModel {
 /// The settings of a file as those of a `config.json`.
 fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, HfError> {
     let mut settings = Map::new();
-    for (key, name, _) in family.settings {
+    for (key, name, number) in family.settings.iter().copied().flatten() {
         let key = format!("{}.{key}", family.architecture);
         let value = match file.values.get(&key) {
             None => continue,
+            Some(GgufValue::Int(count)) if *number == GgufNumber::OfHead => {
+                json!(*count as f64 / head_size(&settings).max(1) as f64)
+            }
             Some(GgufValue::Int(number)) => json!(i64::try_from(*number).unwrap_or(i64::MAX)),
             Some(GgufValue::Float(number)) => json!(number),
             Some(other) => {
@@ -83,6 +87,7 @@ fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, 
     for (tensor, name) in family.switches {
         settings.insert((*name).to_owned(), json!(file.tensors.contains_key(*tensor)));
     }
+    windows(file, family, &mut settings)?;
     let Some([rows, _]) = file.tensors.get(EMBEDDING).map(|tensor| tensor.shape.as_slice()) else {
         return Err(file.wrong(EMBEDDING, "a matrix with a row for each token", "no such tensor"));
     };
@@ -103,6 +108,43 @@ fn settings(file: &GgufFile, family: &GgufFamily) -> Result<Map<String, Value>, 
     Ok(settings)
 }
 
+/// Elements of a head by these settings; zero if they do not say.
+fn head_size(settings: &Map<String, Value>) -> usize {
+    let size = |key: &str| settings.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+    let heads = size("num_attention_heads").unwrap_or(1).max(1);
+    size("head_dim").or_else(|| Some(size("hidden_size")? / heads)).unwrap_or(0)
+}
+
+/// Sets the sliding windows of a family that has them in the file.
+fn windows(file: &GgufFile, family: &GgufFamily, settings: &mut Map<String, Value>) -> Result<(), HfError> {
+    /// Period of windowed layers of files that do not mark them.
+    const PERIOD: usize = 4;
+    let key = format!("{}.attention.sliding_window", family.architecture);
+    let size = file.int(&key).filter(|size| *size > 0);
+    match (family.windows, size) {
+        (GgufWindows::Ignored, _) | (GgufWindows::Refused, None) => return Ok(()),
+        (GgufWindows::Refused, Some(size)) => {
+            return Err(file.wrong(&key, "no window: this one is not read from GGUF files", size.to_string()));
+        }
+        (GgufWindows::Stored, _) => {}
+    }
+    let layers = settings.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0);
+    // Each layer has tensors, so a larger number is refused elsewhere.
+    let layers = usize::try_from(layers).unwrap_or(usize::MAX).min(file.tensors.len());
+    let every = |period: usize| (0..layers).map(|layer| period == 0 || layer % period + 1 < period).collect();
+    let pattern = format!("{key}_pattern");
+    let marks: Vec<bool> = match file.values.get(&pattern) {
+        _ if size.is_none() => vec![false; layers],
+        None => every(PERIOD),
+        Some(GgufValue::Int(period @ 0..=65_536)) => every(*period as usize),
+        Some(GgufValue::Ints(marks)) => marks.iter().take(layers).map(|mark| *mark != 0).collect(),
+        Some(_) => return Err(file.wrong(&pattern, "a number, or one for each layer", "something else")),
+    };
+    settings.insert("sliding_window".into(), json!(size));
+    settings.insert("layer_types".into(), type_names(&marks));
+    Ok(())
+}
+
 /// Keys of the model that are set and not read.
 fn unread(file: &GgufFile, family: &GgufFamily) -> Vec<String> {
     /// Keys that are read elsewhere or do not change the model's outputs.
@@ -119,8 +161,9 @@ fn unread(file: &GgufFile, family: &GgufFamily) -> Vec<String> {
     ];
     let of_model = file.values.iter().filter_map(|(key, value)| {
         let key_in_model = key.strip_prefix(family.architecture)?.strip_prefix('.')?;
-        let is_known =
-            KNOWN.contains(&key_in_model) || family.settings.iter().any(|(known, ..)| *known == key_in_model);
+        let is_window = family.windows == GgufWindows::Stored && key_in_model.starts_with("attention.sliding_window");
+        let in_table = family.settings.iter().copied().flatten().any(|(known, ..)| *known == key_in_model);
+        let is_known = KNOWN.contains(&key_in_model) || is_window || in_table;
         let is_on = !matches!(value, GgufValue::Int(0) | GgufValue::Bool(false));
         (!is_known && is_on).then(|| format!("`{key}`"))
     });
@@ -189,9 +232,7 @@ impl GgufSource {
             }
             tensors.insert(renamed, Renamed { shape, tensor: tensor.clone(), how });
         }
-        let size = |key: &str| settings.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
-        let heads = size("num_attention_heads").unwrap_or(1).max(1);
-        let head_size = size("head_dim").or_else(|| Some(size("hidden_size")? / heads)).unwrap_or(0);
+        let head_size = head_size(settings);
         let is_paired = |renamed: &&Renamed| renamed.how == Rearrangement::PairedHeads;
         for renamed in tensors.values().filter(is_paired) {
             let rows = renamed.shape.first().copied().unwrap_or(0);
@@ -211,6 +252,10 @@ impl GgufSource {
     fn fill(&self, name: &str, renamed: &Renamed, start: usize, target: &mut [f32]) {
         match renamed.how {
             Rearrangement::None => self.file.read(&renamed.tensor, start, target),
+            Rearrangement::PlusOne => {
+                self.file.read(&renamed.tensor, start, target);
+                target.iter_mut().for_each(|value| *value -= 1.0);
+            }
             Rearrangement::PairedHeads => {
                 let width: usize = renamed.shape[1..].iter().product();
                 let mut done = 0;
@@ -252,6 +297,7 @@ fn transposed(values: &[f32], columns: usize) -> Vec<f32> {
 pub(super) fn rearranged(values: &[f32], shape: &[usize], how: Rearrangement, head_size: usize) -> Vec<f32> {
     match how {
         Rearrangement::None => values.to_vec(),
+        Rearrangement::PlusOne => values.iter().map(|value| value + 1.0).collect(),
         Rearrangement::Transposed => transposed(values, shape[1]),
         Rearrangement::PairedHeads => {
             let width: usize = shape[1..].iter().product();

@@ -4,26 +4,76 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use serde_json::{Value, json};
+
 use super::blocks::BlockType;
 use super::file::GgufFile;
 use super::*;
 use crate::families::{GGUF_FAMILIES, with_model_type};
-use crate::huggingface::tests::{device, golden};
+use crate::huggingface::tests::{device, golden, settings_of};
 use crate::huggingface::{HfError, HfModel};
 
 /// A golden model as a GGUF file in `folder`.
 fn exported(name: &str, dtype: GgufDtype, folder: &Path) -> std::path::PathBuf {
-    let model = HfModel::open(&golden(name)).unwrap();
     let path = folder.join(format!("{name}.gguf"));
-    let mut exporter = GgufExporter::new(&path, model.family(), model.config(), dtype, &BTreeMap::new()).unwrap();
+    export(&HfModel::open(&golden(name)).unwrap(), dtype, &path);
+    path
+}
+
+/// Writes a model to a GGUF file.
+fn export(model: &HfModel, dtype: GgufDtype, path: &Path) {
+    let mut exporter = GgufExporter::new(path, model.family(), model.config(), dtype, &BTreeMap::new()).unwrap();
     for entry in model.weight_map().entries() {
         exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
     }
     exporter.finish().unwrap();
-    path
 }
 
-const MODELS: [&str; 5] = ["gpt2", "llama", "llama_tied", "qwen2", "qwen3"];
+const MODELS: [&str; 13] = [
+    "gpt2",
+    "llama",
+    "llama_tied",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "olmo2",
+    "glm4",
+    "exaone4",
+    "seed_oss",
+    "nemotron",
+    "ernie4_5",
+    "cohere",
+];
+
+/// Golden models with settings that llama.cpp cannot hold, and what is changed of them.
+fn changed() -> [(&'static str, Value); 2] {
+    [
+        ("starcoder2", json!({ "sliding_window": null })),
+        ("arcee", json!({ "rope_parameters": { "rope_type": "default", "rope_theta": 500.0 } })),
+    ]
+}
+
+/// Checks that a file has the settings and weights of a model; sums may round.
+fn assert_same(after: &HfModel, before: &HfModel) {
+    let name = before.family().model_type();
+    // The format has no dropout: reading uses the family's default.
+    let mut expected = before.config().clone();
+    expected.embedding_dropout = after.config().embedding_dropout;
+    expected.hidden_dropout = after.config().hidden_dropout;
+    expected.attention_dropout = after.config().attention_dropout;
+    expected.init_method_std = after.config().init_method_std;
+    expected.embedding_init_method_std = after.config().embedding_init_method_std;
+    assert_eq!(*after.config(), expected, "{name}");
+    // One is added to norms there, which rounds them.
+    let is_rounded = before.config().norm.zero_centered_gamma;
+    for entry in before.weight_map().entries() {
+        let all = 0..entry.shape[0];
+        let [found, expected] = [after, before].map(|model| model.rows(entry, all.clone()).unwrap());
+        let most = if is_rounded && entry.parameter.contains("layernorm.weight") { 1e-6 } else { 0.0 };
+        let is_close = found.iter().zip(&expected).all(|(found, expected)| (found - expected).abs() <= most);
+        assert!(is_close && found.len() == expected.len(), "{name} {}", entry.parameter);
+    }
+}
 
 #[test]
 fn a_file_has_the_model_of_its_folder() {
@@ -32,31 +82,35 @@ fn a_file_has_the_model_of_its_folder() {
         let path = exported(name, GgufDtype::F32, folder.path());
         assert!(is_exported_gguf(&path));
         let [before, after] = [golden(name), path.clone()].map(|path| HfModel::open(&path).unwrap());
-        // The format has no dropout: reading uses the family's default.
-        let mut expected = before.config().clone();
-        expected.embedding_dropout = after.config().embedding_dropout;
-        expected.hidden_dropout = after.config().hidden_dropout;
-        expected.attention_dropout = after.config().attention_dropout;
-        assert_eq!(*after.config(), expected, "{name}");
-        for entry in before.weight_map().entries() {
-            let all = 0..entry.shape[0];
-            assert_eq!(
-                after.rows(entry, all.clone()).unwrap(),
-                before.rows(entry, all).unwrap(),
-                "{name} {}",
-                entry.parameter
-            );
-        }
+        assert_same(&after, &before);
         let report = crate::verify(&path, &golden(name).join("golden.safetensors"), &device()).unwrap();
         assert!(report.logits.unwrap().passed, "{name}");
     }
 }
 
 #[test]
+fn settings_that_llama_cpp_cannot_hold_are_left_out_or_refused() {
+    for (name, changes) in changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let model = HfModel::open(&golden(name)).unwrap();
+        let refused =
+            GgufExporter::new(&path, model.family(), model.config(), GgufDtype::F32, &BTreeMap::new()).is_err();
+        assert!(refused, "{name}");
+        let mut settings = settings_of(name);
+        settings.extend(changes.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("config.json"), Value::Object(settings).to_string()).unwrap();
+        std::fs::copy(golden(name).join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        let model = HfModel::open(folder.path()).unwrap();
+        export(&model, GgufDtype::F32, &path);
+        assert_same(&HfModel::open(&path).unwrap(), &model);
+    }
+}
+
+#[test]
 fn numbers_that_were_of_32_bits_once_are_no_loss() {
     let folder = tempfile::tempdir().unwrap();
-    let text = std::fs::read_to_string(golden("llama").join("config.json")).unwrap();
-    let mut settings: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let mut settings = Value::Object(settings_of("llama"));
     // The double of the float32 1e-5, and a standard deviation that float32 cannot represent: real
     // folders have both.
     settings["rms_norm_eps"] = 9.999_999_747_378_752e-6.into();
@@ -65,12 +119,7 @@ fn numbers_that_were_of_32_bits_once_are_no_loss() {
     std::fs::copy(golden("llama").join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
     let model = HfModel::open(folder.path()).unwrap();
     let path = folder.path().join("a.gguf");
-    let dtype = GgufDtype::F32;
-    let mut exporter = GgufExporter::new(&path, model.family(), model.config(), dtype, &BTreeMap::new()).unwrap();
-    for entry in model.weight_map().entries() {
-        exporter.stream(&entry.parameter, &entry.shape, &mut |rows| model.rows(entry, rows));
-    }
-    exporter.finish().unwrap();
+    export(&model, GgufDtype::F32, &path);
     let found = HfModel::open(&path).unwrap().config().norm.epsilon;
     assert_eq!(found as f32, model.config().norm.epsilon as f32);
 }
@@ -90,7 +139,7 @@ fn smaller_types_round_a_little() {
 fn every_table_names_a_family_and_each_tensor_once() {
     for gguf in GGUF_FAMILIES {
         assert_eq!(with_model_type(gguf.family.model_type()), Some(gguf.family));
-        for (here, there, how) in gguf.tensors {
+        for (here, there, how) in gguf.tensors.iter().copied().flatten() {
             let [here, there] = [here, there].map(|name| name.replace("{}", "17"));
             assert_eq!(gguf.hugging_face(&here), Some((there.clone(), *how)));
             assert_eq!(gguf.gguf(&there), Some((here, *how)));
@@ -145,7 +194,7 @@ fn damaged_files_are_errors() {
     let at = other.windows(5).position(|bytes| bytes == b"llama").unwrap();
     other[at..at + 5].copy_from_slice(b"lamma");
     let error = open(&other).unwrap_err().to_string();
-    assert!(error.contains("\"lamma\"") && error.contains("gpt2, llama, qwen2, qwen3"), "{error}");
+    assert!(error.contains("\"lamma\"") && error.contains("gpt2, llama, qwen2, qwen3, gemma"), "{error}");
 }
 
 #[test]

@@ -35,6 +35,14 @@ fn groups_of_keys_and_values_are_the_familys_own_where_no_key_says_so() {
         ("qwen2", 32),
         ("qwen3", 32),
         ("qwen3_moe", 4),
+        ("qwen2_moe", 16),
+        ("minimax_m2", 8),
+        ("hy_v3", 8),
+        ("exaone_moe", 32),
+        ("granitemoe", 64),
+        ("sarvam_moe", 4),
+        ("bailing_moe_v2", 4),
+        ("solar_open", 8),
         ("smollm3", 4),
         ("starcoder2", 2),
         ("gemma2", 4),
@@ -46,13 +54,25 @@ fn groups_of_keys_and_values_are_the_familys_own_where_no_key_says_so() {
         ("phi3", 64),
         ("granite", 64),
         ("cohere2", 64),
+        ("gemma", 16),
+        ("glm", 2),
+        ("olmo3", 64),
+        ("exaone4", 32),
+        ("seed_oss", 8),
+        ("ministral", 8),
+        ("arcee", 64),
+        ("ernie4_5", 2),
+        ("cohere", 64),
+        ("cwm", 8),
+        ("vaultgemma", 4),
+        ("mimo", 32),
     ];
     for (name, groups) in usual {
         // GPT-OSS and others with large heads need no other sizes here.
         assert_eq!(read(name, json!({})).unwrap().num_query_groups, groups, "{name}");
         assert_eq!(read(name, json!({ "num_key_value_heads": 16 })).unwrap().num_query_groups, 16, "{name}");
     }
-    for name in ["mistral", "mixtral", "qwen2", "qwen3", "smollm3", "gpt_oss"] {
+    for name in ["mistral", "mixtral", "qwen2", "qwen3", "smollm3", "gpt_oss", "glm", "exaone4", "seed_oss", "cwm"] {
         assert_eq!(read(name, json!({ "num_key_value_heads": null })).unwrap().num_query_groups, 64, "{name}");
     }
     match read("mistral", json!({ "num_attention_heads": 4 })) {

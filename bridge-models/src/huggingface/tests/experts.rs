@@ -123,3 +123,27 @@ fn there_may_be_more_experts_than_tensors() {
     std::fs::write(folder.path().join("config.json"), Value::Object(settings).to_string()).unwrap();
     assert!(HfModel::open(folder.path()).is_err());
 }
+
+#[test]
+fn stacked_experts_may_be_transposed() {
+    let folder = changed_copy("qwen3_moe", |tensors| {
+        for raw in tensors.iter_mut().filter(|raw| raw.name.contains(".mlp.experts.")) {
+            let [count, rows, columns] = raw.shape[..] else { panic!("{:?}", raw.shape) };
+            let element = |expert: usize, row: usize, column: usize| {
+                let start = 4 * ((expert * rows + row) * columns + column);
+                &raw.bytes[start..start + 4]
+            };
+            let all = (0..count).flat_map(|expert| (0..columns).map(move |column| (expert, column)));
+            let all = all.flat_map(|(expert, column)| (0..rows).map(move |row| (expert, row, column)));
+            raw.bytes = all.flat_map(|(expert, row, column)| element(expert, row, column).to_vec()).collect();
+            raw.shape = vec![count, columns, rows];
+        }
+    });
+    let model = HfModel::open(folder.path()).unwrap();
+    assert_eq!(model.experts(), ExpertLayout::StackedInputs);
+    let report = crate::verify(folder.path(), &golden("qwen3_moe").join("golden.safetensors"), &device()).unwrap();
+    assert!(report.passed, "{report:?}");
+    let exported = export_to_temporary(&model, &ExportOptions::default());
+    let files = |folder: &Path| raw_tensors(&folder.join("model.safetensors"));
+    assert_eq!(files(exported.path()), files(folder.path()));
+}

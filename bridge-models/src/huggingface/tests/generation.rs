@@ -10,12 +10,13 @@ use crate::generate::{GenerateOptions, GenerateRequest, StateCache, TokenRules, 
 /// reach.
 const NEW: usize = 24;
 
-/// Prompts of several lengths, two of the same.
-fn prompts() -> Vec<Vec<i64>> {
+/// Prompts of several lengths, two of the same, for a vocabulary.
+fn prompts(vocab_size: usize) -> Vec<Vec<i64>> {
+    let tokens = vocab_size as i64 - 10;
     [3, 11, 5, 11]
         .iter()
         .enumerate()
-        .map(|(seed, length)| (0..*length).map(|i| (i * i + 7 * i + seed as i64 * 31 + 2) % 150).collect())
+        .map(|(seed, length)| (0..*length).map(|i| (i * i + 7 * i + seed as i64 * 31 + 2) % tokens).collect())
         .collect()
 }
 
@@ -30,7 +31,7 @@ fn every_family_writes_the_same_with_and_without_state_alone_and_in_step() {
         };
         let options = GenerateOptions::greedy(model.config(), NEW);
         let without = GenerateOptions { cache: StateCache::Off, ..options.clone() };
-        let prompts = prompts();
+        let prompts = prompts(model.config().vocab_size);
         let together = run(&prompts, &options);
         assert!(together.iter().all(|text| text.len() == NEW), "{name}");
         assert_eq!(run(&prompts, &without), together, "{name}, without state");
@@ -45,7 +46,7 @@ fn every_family_writes_the_same_with_and_without_state_alone_and_in_step() {
 fn each_text_of_a_batch_ends_where_it_ends_alone() {
     let model = HfModel::open(&golden("qwen2")).unwrap();
     let chunk = model.build(&device()).unwrap();
-    let prompts = prompts();
+    let prompts = prompts(model.config().vocab_size);
     let whole = GenerateOptions::greedy(model.config(), NEW);
     let alone = |prompt: &[i64], options: &GenerateOptions| {
         crate::generate(chunk.as_ref(), &device(), prompt, options, &mut |_| ControlFlow::Continue(())).unwrap()

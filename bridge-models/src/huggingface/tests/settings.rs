@@ -262,7 +262,7 @@ fn the_model_section_of_an_import_gives_the_same_decoder() {
     for name in &golden_models() {
         let config = parse(&settings_of(name)).unwrap();
         let section = config.to_transformer().unwrap();
-        assert_eq!(DecoderConfig::from_transformer(&section, 160).unwrap(), config, "{name}");
+        assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config, "{name}");
     }
 }
 
@@ -319,7 +319,10 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/no_rope_layers" => json!("all"),
             "/window_layers" => json!({ "listed": [true, false] }),
             "/qk_layernorm_scope" => json!(if value == "head" { "projection" } else { "head" }),
-            "/no_rope_layers/listed" | "/window_layers/listed" | "/moe/layers/listed" => {
+            "/no_rope_layers/listed"
+            | "/window_layers/listed"
+            | "/moe/layers/listed"
+            | "/linear_attention/layers/listed" => {
                 let marks = value.as_array().unwrap().iter();
                 json!(marks.map(|mark| !mark.as_bool().unwrap()).collect::<Vec<_>>())
             }
@@ -328,6 +331,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
                 layers[0] = json!("mlp");
                 layers
             }
+            "/output_gate" => json!(if value == "head" { "element" } else { "head" }),
             "/norm/kind" => json!(if value == "RMSNorm" { "LayerNorm" } else { "RMSNorm" }),
             "/activation" => json!(if value == "squared_relu" { "relu" } else { "squared_relu" }),
             "/residual/norms" => json!(if value == "sandwich" { "before" } else { "sandwich" }),
@@ -344,10 +348,18 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             | "/position_embedding/rope/scaling/long_rope/long_factor" => {
                 json!(vec![3.5; value.as_array().unwrap().len()])
             }
+            "/linear_attention/layers" => json!({ "listed": [true, false] }),
+            "/linear_attention/variant" => {
+                json!(if value == "gated_delta_net" { "kimi_delta_attention" } else { "gated_delta_net" })
+            }
+            "/linear_attention/gate_rank" => json!(6),
+            "/linear_attention/decay_bound" => json!(-2.0),
+            "/linear_attention/norm_epsilon" => json!(1e-3),
+            "/linear_attention/norms" => json!(if value == "output" { "before" } else { "output" }),
             "/moe/layers" => json!({ "listed": [true, false] }),
             "/moe/shared_expert_intermediate_size" => json!(24),
             "/moe/topk_scaling_factor" => json!(1.5),
-            "/moe/latent_size" => json!(16),
+            "/moe/latent_size" | "/latent/q_lora_rank" => json!(16),
             "/moe/num_groups" | "/moe/group_topk" | "/moe/group_score_topk" => json!(2),
             "/moe/score_function" => json!(if value == "softmax" { "sigmoid" } else { "softmax" }),
             "/moe/dispatcher" => json!("alltoall"),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bridge_core::model::{BuildContext, Parallel, Stage};
+use bridge_core::model::{BuildContext, Member, Parallel, RankPlace, Stage};
 use bridge_dist::comm::thread::run_ranks;
 use bridge_dist::mesh::{Mesh, MeshSetupError, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_dist::schedule::placement::StageContent;
@@ -10,6 +10,7 @@ use burn::tensor::FloatDType;
 
 use super::files::as_in_files;
 use super::*;
+use crate::architecture::divisions::check_divides;
 use crate::decoder::build_decoder;
 use crate::gather_parameters;
 
@@ -62,18 +63,21 @@ fn through_ranks(name: &str, sizes: ParallelSizes, world_size: usize, folder: &P
 #[test]
 fn ranks_import_their_slices_and_export_the_whole() {
     let tensor = ParallelSizes { tensor_model_parallel_size: 2, ..ParallelSizes::default() };
+    let stages = ParallelSizes { pipeline_model_parallel_size: 2, ..ParallelSizes::default() };
     let both = ParallelSizes { pipeline_model_parallel_size: 2, ..tensor };
     // As many as the heads, and twice the key/value heads of most.
     let four = ParallelSizes { tensor_model_parallel_size: 4, ..tensor };
     for name in &golden_models() {
         // The last of each size with two data-parallel replicas.
-        // Of a state space each rank has whole groups.
         let model = HfModel::open(&golden(name)).unwrap();
-        let fits = |ranks: usize| {
-            let hybrid = model.config().hybrid.as_ref();
-            hybrid.is_none_or(|hybrid| hybrid.mamba.num_groups.is_multiple_of(ranks))
+        let config = DecoderConfig { padded_vocab_size: 168, ..model.config().clone() };
+        let fits = |size: usize| {
+            let member = |size| Member { rank: 0, size };
+            let (tensor, expert) = (member(size), member(1));
+            let place = RankPlace { tensor, expert, expert_tensor: tensor, sequence_parallel: false };
+            check_divides(&config, &place).is_ok()
         };
-        let layouts = [(tensor, 2), (both, 4), (tensor, 4), (four, 4), (four, 8)];
+        let layouts = [(stages, 2), (tensor, 2), (both, 4), (tensor, 4), (four, 4), (four, 8)];
         for (sizes, world_size) in layouts.into_iter().filter(|(sizes, _)| fits(sizes.tensor_model_parallel_size)) {
             let folder = tempfile::tempdir().unwrap();
             through_ranks(name, sizes, world_size, folder.path());

@@ -1,6 +1,6 @@
 //! Modules of the tensors of a map: their rows of a layer, and their names.
 
-use super::{ExpertLayout, Storage, WeightEntry, WeightRule, pattern, with_numbers};
+use super::{ExpertLayout, HALF, Storage, WeightEntry, WeightRule, pattern, placeholders, with_numbers};
 
 impl WeightEntry {
     /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns)
@@ -33,10 +33,16 @@ impl WeightEntry {
 
 impl WeightRule {
     /// The names of the tensors that a parameter is made of, if the rule is its own and the tensors
-    /// are not those of other parameters too.
+    /// are not those of other parameters too. Where files number layers otherwise than we do, names
+    /// begin behind the number: another family's layer of our number is meant by it.
     pub fn names_of(&self, parameter: &str) -> Option<Vec<String>> {
         let (pattern, numbers) = pattern(parameter);
         let is_own = self.megatron == pattern && self.experts == ExpertLayout::Apart;
-        is_own.then(|| self.hugging_face.iter().map(|name| with_numbers(name, &numbers)).collect())
+        let is_whole = self.hugging_face.iter().all(|name| placeholders(name) == numbers.len());
+        let name = |name: &&str| match name.split_once(HALF) {
+            Some((_, behind)) => with_numbers(behind.trim_start_matches('.'), &numbers[1..]),
+            None => with_numbers(name, &numbers),
+        };
+        (is_own && is_whole).then(|| self.hugging_face.iter().map(name).collect())
     }
 }

@@ -1,0 +1,16 @@
+//! Arcee as llama.cpp has it: like Llama, with rotated pairs side by side.
+
+use crate::families::llama::gguf::{PAIRED, SETTINGS};
+use crate::families::nemotron::gguf::PLAIN;
+use crate::families::qwen3::gguf::{ENDS, NORMS};
+use crate::huggingface::gguf::{GgufFamily, GgufWindows};
+
+/// llama.cpp has biases in attention at most.
+pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
+    family: &super::FAMILY,
+    architecture: "arcee",
+    settings: SETTINGS,
+    switches: &[],
+    windows: GgufWindows::Ignored,
+    tensors: &[ENDS, NORMS, PAIRED, PLAIN],
+};

@@ -1,0 +1,22 @@
+//! Bamba: Mamba-2 or attention with half-rotated heads in each layer, and a gated feed-forward
+//! block.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::{llama, pairs};
+use crate::huggingface::Family;
+
+/// `BambaForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "bamba",
+    architecture: "BambaForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[pairs::weights::MIXERS, pairs::weights::FEED_FORWARD, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[],
+};

@@ -1,0 +1,27 @@
+//! Settings of Cohere; absent ones have the values of `CohereConfig`.
+
+use bridge_core::config::QkNormScope;
+use serde_json::json;
+
+use crate::families::cohere2::config::LAYERS;
+use crate::families::ernie4_5::config::read_pairs;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::Setting;
+
+const FORM: RopeForm = RopeForm { theta: 500_000.0, ..RopeForm::USUAL };
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(LAYERS),
+    Setting::Keys {
+        read: |fields, c| {
+            if fields.bool("use_qk_norm")?.unwrap_or(false) {
+                (c.qk_layernorm, c.qk_layernorm_scope) = (true, QkNormScope::EachHead);
+            }
+            Ok(())
+        },
+        write: |c, settings| {
+            settings.insert("use_qk_norm".into(), json!(c.qk_layernorm));
+        },
+    },
+    Setting::Keys { read: |fields, c| read_pairs(fields, c, FORM), write: rope::write },
+];

@@ -1,0 +1,26 @@
+//! Cohere as llama.cpp has it, which rotates neighbouring pairs too: one norm a layer, no biases,
+//! and no output of its own.
+
+use crate::families::gemma::gguf::EMBEDDING;
+use crate::families::llama::gguf::{ROTATED, SIZES};
+use crate::families::qwen3::gguf::{ATTENTION, UNIT};
+use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
+
+pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
+    family: &super::FAMILY,
+    architecture: "command-r",
+    settings: &[SIZES, ROTATED, OWN],
+    switches: &[],
+    windows: GgufWindows::Ignored,
+    tensors: &[EMBEDDING, NORMS, ATTENTION, UNIT],
+};
+
+const OWN: &[GgufSetting] = &[
+    ("attention.layer_norm_epsilon", "layer_norm_eps", GgufNumber::Float),
+    ("logit_scale", "logit_scale", GgufNumber::Float),
+];
+
+const NORMS: &[GgufName] = &[
+    ("output_norm.weight", "model.norm.weight", Rearrangement::None),
+    ("blk.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight", Rearrangement::None),
+];

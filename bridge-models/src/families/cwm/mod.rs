@@ -1,0 +1,21 @@
+//! CWM: a Llama with a window in three of four layers.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `CwmForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "cwm",
+    architecture: "CwmForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[],
+};

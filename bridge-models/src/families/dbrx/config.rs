@@ -1,0 +1,106 @@
+//! Settings of DBRX; absent ones have the values of `DbrxConfig` and of its two tables. Jitter of the
+//! router and the weight of its loss are of training, so that a recipe has them.
+
+use bridge_core::config::Normalization;
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, PositionEmbedding};
+use crate::families::mixture::experts;
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::{Fields, activation_called, activation_name};
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    size("vocab_size", |c| &mut c.vocab_size),
+    size_or("d_model", |c| &mut c.hidden_size, |_, _| Ok(2048)),
+    size_or("n_heads", |c| &mut c.num_attention_heads, |_, _| Ok(16)),
+    size_or("n_layers", |c| &mut c.num_layers, |_, _| Ok(24)),
+    size_or("max_seq_len", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
+    Setting::Rule(|fields, c| {
+        let (hidden_size, heads) = (c.hidden_size, c.num_attention_heads);
+        let expected = format!("a divisor of d_model ({hidden_size})");
+        fields.require(hidden_size.is_multiple_of(heads), "n_heads", &heads.to_string(), &expected)
+    }),
+    Setting::Always(|c| {
+        c.kv_channels = c.hidden_size / c.num_attention_heads;
+        (c.norm.kind, c.norm.epsilon) = (Normalization::LayerNormNoBias, 1e-5);
+        c.gated_linear_unit = true;
+    }),
+    USUAL_SOFTMAX_SCALE,
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Number("resid_pdrop", |c| &mut c.hidden_dropout, |_, _| Ok(0.0)),
+    Setting::Only("tie_word_embeddings", || json!(false)),
+    Setting::Keys { read: read_attention, write: write_attention },
+    Setting::Keys { read: read_experts, write: write_experts },
+    // transformers drops nothing of the embedding; the number of key heads follows from a table.
+    Setting::Unused(&["emb_pdrop", "num_key_value_heads"]),
+];
+
+const ATTENTION: &str = "attn_config";
+const FEED_FORWARD: &str = "ffn_config";
+
+/// The table of attention, and the rotation. Older files have its base in that table.
+fn read_attention(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let absent = Map::new();
+    let table = fields.table(ATTENTION, "attn_config.")?.unwrap_or(Fields::from_table("attn_config.", &absent));
+    config.attention_dropout = table.number("attn_pdrop")?.unwrap_or(0.0);
+    config.clip_qkv = table.number("clip_qkv")?;
+    let (heads, groups) = (config.num_attention_heads, table.size("kv_n_heads")?.unwrap_or(1));
+    let expected = format!("a divisor of n_heads ({heads})");
+    table.require(heads.is_multiple_of(groups), "kv_n_heads", &groups.to_string(), &expected)?;
+    config.num_query_groups = groups;
+    let theta = table.number("rope_theta")?.unwrap_or(RopeForm::USUAL.theta);
+    rope::read(fields, config, RopeForm { theta, ..RopeForm::USUAL })
+}
+
+fn write_attention(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    rope::write(config, settings);
+    let base = match &config.position_embedding {
+        PositionEmbedding::Rope(rope) => rope.base,
+        _ => RopeForm::USUAL.theta,
+    };
+    let table = json!({
+        "attn_pdrop": config.attention_dropout,
+        "clip_qkv": config.clip_qkv,
+        "kv_n_heads": config.num_query_groups,
+        "rope_theta": base,
+    });
+    settings.insert(ATTENTION.into(), table);
+}
+
+/// The table of the experts. Their weights sum to one, or are the softmax over all experts.
+fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let absent = Map::new();
+    let table = fields.table(FEED_FORWARD, "ffn_config.")?.unwrap_or(Fields::from_table("ffn_config.", &absent));
+    let name = match table.table("ffn_act_fn", "ffn_config.ffn_act_fn.")? {
+        Some(function) => function.string("name")?.unwrap_or("silu"),
+        None => "silu",
+    };
+    config.activation = activation_called(&table, "ffn_act_fn", name)?;
+    config.ffn_hidden_size = table.size("ffn_hidden_size")?.unwrap_or(3584);
+    let key = "moe_normalize_expert_weights";
+    let order = if table.has(key) { table.number(key)? } else { Some(1.0) };
+    let expected = "1 or null: weights divided by another norm are not implemented";
+    table.require(order.is_none_or(|order| order == 1.0), key, &order.unwrap_or(1.0).to_string(), expected)?;
+    let size = config.ffn_hidden_size;
+    let moe = experts(config);
+    moe.ffn_hidden_size = size;
+    moe.num_experts = table.size("moe_num_experts")?.unwrap_or(4);
+    moe.topk = table.size("moe_top_k")?.unwrap_or(1);
+    moe.pre_softmax = order.is_none();
+    Ok(())
+}
+
+fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    let table = json!({
+        "hidden_size": config.hidden_size,
+        "ffn_act_fn": { "name": activation_name(config.activation) },
+        "ffn_hidden_size": moe.ffn_hidden_size,
+        "moe_num_experts": moe.num_experts,
+        "moe_top_k": moe.topk,
+        "moe_normalize_expert_weights": if moe.pre_softmax { Value::Null } else { json!(1.0) },
+    });
+    settings.insert(FEED_FORWARD.into(), table);
+}

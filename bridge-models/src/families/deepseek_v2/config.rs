@@ -1,0 +1,83 @@
+//! Settings of DeepSeek-V2; absent ones have the values of `DeepseekV2Config`.
+
+use bridge_core::config::RouterDType;
+use serde_json::{Map, Value, json};
+
+use crate::decoder::DecoderConfig;
+use crate::families::deepseek_v3::config::{
+    HEADS, OWN_KEYS, SHARED, latent, read_latent_rope, read_query_rank, write_query_rank,
+};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::families::mixture::{
+    FACTOR, experts, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
+};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope;
+use crate::huggingface::settings::{Setting, size, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    OWN_KEYS,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
+    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1536), write: write_query_rank },
+    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
+    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
+    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
+    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
+    HEADS,
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1407)),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(64)),
+    size("num_experts_per_tok", |c| &mut experts(c).topk),
+    Setting::Only("scoring_func", || json!("softmax")),
+    Setting::Only("norm_topk_prob", || json!(false)),
+    Setting::Only("moe_layer_freq", || json!(1)),
+    Setting::Keys { read: read_router, write: write_router },
+    Setting::Keys {
+        read: |fields, c| read_shared(fields, c, SHARED, Some(2)),
+        write: |c, settings| write_shared(c, settings, SHARED),
+    },
+    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 0), write: write_first_dense },
+    Setting::Rows(BLOCKS),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, true), write: rope::write },
+    Setting::Unused(&["head_dim", "qk_head_dim"]),
+];
+
+const METHOD: &str = "topk_method";
+/// Names of the choice among all experts, and among those of the best groups.
+const METHODS: [&str; 2] = ["greedy", "group_limited_greedy"];
+
+/// Weights of a token's experts are their shares of the softmax over all experts. The score of a
+/// group is that of its best expert.
+fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let method = fields.string(METHOD)?.unwrap_or(METHODS[0]);
+    let known = METHODS.contains(&method);
+    fields.require(known, METHOD, &format!("\"{method}\""), &format!("{} or {}", METHODS[0], METHODS[1]))?;
+    let sizes = [fields.size("n_group")?, fields.size("topk_group")?];
+    let moe = experts(config);
+    (moe.pre_softmax, moe.router_precision) = (true, Some(RouterDType::Fp32));
+    if method == METHODS[1] {
+        let absent = |key| fields.error(key, "no value", "an integer of at least 1");
+        let groups = sizes[0].ok_or_else(|| absent("n_group"))?;
+        let chosen = sizes[1].ok_or_else(|| absent("topk_group"))?;
+        let divides = moe.num_experts.is_multiple_of(groups);
+        let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
+        fields.require(divides, "n_group", &groups.to_string(), &expected)?;
+        if groups > 1 {
+            (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(1));
+        }
+    }
+    read_factor(fields, config, FACTOR, 1.0)
+}
+
+fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    settings.insert(METHOD.into(), json!(METHODS[usize::from(moe.num_groups.is_some())]));
+    settings.insert("n_group".into(), json!(moe.num_groups));
+    settings.insert("topk_group".into(), json!(moe.group_topk));
+    write_factor(config, settings, FACTOR);
+}

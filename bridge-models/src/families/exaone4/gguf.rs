@@ -1,0 +1,15 @@
+//! EXAONE 4 as llama.cpp has it.
+
+use crate::families::llama::gguf::SETTINGS;
+use crate::families::olmo2::gguf::NORMS;
+use crate::families::qwen3::gguf::{ATTENTION, ENDS, QK_NORMS, UNIT};
+use crate::huggingface::gguf::{GgufFamily, GgufWindows};
+
+pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
+    family: &super::FAMILY,
+    architecture: "exaone4",
+    settings: SETTINGS,
+    switches: &[],
+    windows: GgufWindows::Stored,
+    tensors: &[ENDS, NORMS, ATTENTION, QK_NORMS, UNIT],
+};

@@ -1,0 +1,22 @@
+//! Falcon-H1: Mamba-2 and attention side by side in each layer, a gated feed-forward block, and
+//! factors on inputs and outputs of all of them.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::{llama, pairs};
+use crate::huggingface::Family;
+
+/// `FalconH1ForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "falcon_h1",
+    architecture: "FalconH1ForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[pairs::weights::MIXERS, pairs::weights::FEED_FORWARD, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[],
+};

@@ -1,0 +1,57 @@
+//! Settings of Gemma; absent ones have the values of `GemmaConfig`. Its successors share most rows.
+
+use bridge_core::config::{Activation, Normalization};
+use serde_json::{Map, Value, json};
+
+use crate::decoder::DecoderConfig;
+use crate::families::llama::config::{ATTENTION_BIAS, ROPE, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::{Fields, activation, activation_name};
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::KeyValueHeads(16),
+    Setting::Keys { read: read_activation, write: write_activation },
+    // Only transformers 4 reads this one.
+    Setting::Only("hidden_activation", || json!("gelu_pytorch_tanh")),
+    Setting::Rows(LAYERS),
+    USUAL_SOFTMAX_SCALE,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
+    ROPE,
+];
+
+/// Settings of all generations.
+pub(crate) const LAYERS: &[Setting] = &[
+    size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(256)),
+    Setting::Always(|c| {
+        c.norm.kind = Normalization::RmsNorm;
+        c.norm.zero_centered_gamma = true;
+        c.gated_linear_unit = true;
+        // Rounded to float32, as the released models' factor is.
+        c.embedding_multiplier = f64::from((c.hidden_size as f64).sqrt() as f32);
+    }),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Only("use_bidirectional_attention", || json!(false)),
+];
+
+/// Files of the first release say `gelu` and mean its approximation, as `GemmaConfig` knows.
+fn read_activation(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let is_legacy = fields.string("hidden_act")? == Some("gelu");
+    let found = activation(fields, "hidden_act", Activation::GeluTanh)?;
+    config.activation = if is_legacy { Activation::GeluTanh } else { found };
+    Ok(())
+}
+
+fn write_activation(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let name = match config.activation {
+        Activation::Gelu => "gelu_python",
+        Activation::GeluTanh => "gelu_pytorch_tanh",
+        other => activation_name(other),
+    };
+    settings.insert("hidden_act".into(), json!(name));
+}

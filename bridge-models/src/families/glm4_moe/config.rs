@@ -1,0 +1,40 @@
+//! Settings of GLM-4.5; absent ones have the values of `Glm4MoeConfig`.
+
+use crate::families::deepseek_v3::config::{PREDICTED_LAYERS, SHARED};
+use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
+use crate::families::mixture::{
+    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
+};
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::KeyValueHeads(8),
+    HEAD_SIZE,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1408)),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(128)),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    Setting::Keys { read: |fields, c| SigmoidRouter::UNGROUPED.read(fields, c), write: SigmoidRouter::write },
+    Setting::Rows(LAYERS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("use_qk_norm", |c| &mut c.qk_layernorm, false),
+    Setting::Keys {
+        read: |fields, c| rope::read(fields, c, RopeForm { percent: Some(0.5), ..RopeForm::USUAL }),
+        write: rope::write_with_percent,
+    },
+];
+
+/// Shared experts, dense layers and attention, whose output has no bias.
+pub(crate) const LAYERS: &[Setting] = &[
+    Setting::Keys {
+        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
+        write: |c, settings| write_shared(c, settings, SHARED),
+    },
+    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 1), write: write_first_dense },
+    PREDICTED_LAYERS,
+    Setting::Rows(BLOCKS),
+    Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+];

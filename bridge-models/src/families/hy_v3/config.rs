@@ -1,0 +1,40 @@
+//! Settings of Hunyuan 3; absent ones have the values of `HYV3Config`.
+
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, ROPE, SIZES};
+use crate::families::mixture::{
+    experts, first_is_dense, read_factor, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
+    write_mlp_layer_types, write_shared,
+};
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::KeyValueHeads(8),
+    size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(128)),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
+    Setting::Always(|c| {
+        c.qk_layernorm = true;
+        sigmoid_router(c);
+    }),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1536)),
+    size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(192)),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    Setting::Keys {
+        read: |fields, c| read_factor(fields, c, "router_scaling_factor", 2.826),
+        write: |c, settings| write_factor(c, settings, "router_scaling_factor"),
+    },
+    Setting::Keys {
+        read: |fields, c| read_shared(fields, c, "num_shared_experts", Some(1)),
+        write: |c, settings| write_shared(c, settings, "num_shared_experts"),
+    },
+    Setting::Keys { read: |fields, c| read_mlp_layer_types(fields, c, first_is_dense), write: write_mlp_layer_types },
+    Setting::Rows(BLOCKS),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.006)),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    ROPE,
+    // Sums of two numbers in 16 bits are computed in float32 and rounded with it and without.
+    Setting::Unused(&["enable_moe_fp32_combine"]),
+];

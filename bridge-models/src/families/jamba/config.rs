@@ -1,0 +1,76 @@
+//! Settings of Jamba; absent ones have the values of `JambaConfig`.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, HybridBlock, PositionEmbedding};
+use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
+use crate::families::mamba2::config::mamba;
+use crate::families::mixture::experts;
+use crate::families::pairs::{self, MAMBA_CONVOLUTION, Period, expanded, write_expanded};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::KeyValueHeads(8),
+    HEAD_SIZE,
+    Setting::Always(|c| c.position_embedding = PositionEmbedding::None),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(262_144)),
+    Setting::Keys { read: read_layers, write: write_layers },
+    Setting::Rows(BLOCKS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    size_or("mamba_d_state", |c| &mut mamba(c).state_size, |_, _| Ok(16)),
+    Setting::Rows(MAMBA_CONVOLUTION),
+    Setting::Keys { read: read_mamba, write: write_mamba },
+    Setting::Only("mamba_inner_layernorms", || json!(true)),
+    // Implementations of the same scan, and of the same logits.
+    Setting::Unused(&["calc_logits_for_entire_prompt", "use_associative_scan", "use_mambapy"]),
+];
+
+const ATTENTION: Period = Period { keys: ["attn_layer_period", "attn_layer_offset"], usual: [8, 4] };
+const EXPERTS: Period = Period { keys: ["expert_layer_period", "expert_layer_offset"], usual: [2, 1] };
+
+/// Reads which layers have attention, and which have experts, of which one is a dense block.
+fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let [[period, offset], [expert_period, expert_offset]] = [ATTENTION.read(fields)?, EXPERTS.read(fields)?];
+    let num_experts = fields.size("num_experts")?.unwrap_or(16);
+    let topk = fields.size("num_experts_per_tok")?.unwrap_or(2);
+    let has_attention = |layer: usize| layer % period == offset;
+    let mixer = |layer| if has_attention(layer) { HybridBlock::Attention } else { HybridBlock::Selective };
+    let mixers: Vec<HybridBlock> = (0..config.num_layers).map(mixer).collect();
+    let size = config.ffn_hidden_size;
+    let moe = experts(config);
+    (moe.num_experts, moe.topk, moe.ffn_hidden_size, moe.pre_softmax) = (num_experts, topk, size, true);
+    pairs::set_layers(config, &mixers, |layer| num_experts > 1 && layer % expert_period == expert_offset);
+    Ok(())
+}
+
+fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    pairs::write_num_layers(config, settings);
+    let layers = pairs::layers(config);
+    let with = |block: HybridBlock| layers.iter().map(|pair| pair.contains(&block)).collect::<Vec<_>>();
+    ATTENTION.write(&with(HybridBlock::Attention), settings);
+    EXPERTS.write(&with(HybridBlock::Moe), settings);
+    settings.insert("num_experts".into(), json!(config.moe.as_ref().map_or(1, |moe| moe.num_experts)));
+    settings.extend(config.moe.as_ref().map(|moe| ("num_experts_per_tok".into(), json!(moe.topk))));
+}
+
+const DT_RANK: &str = "mamba_dt_rank";
+
+/// Reads the block of the first Mamba, each of whose channels is a head.
+fn read_mamba(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let inner = expanded(fields, config)?;
+    let is_auto = fields.get(DT_RANK).is_some_and(|rank| rank == "auto");
+    let rank = if is_auto { None } else { fields.size(DT_RANK)? };
+    let mamba = mamba(config);
+    (mamba.num_heads, mamba.head_size, mamba.num_groups, mamba.dt_rank) = (inner, 1, 1, rank);
+    Ok(())
+}
+
+fn write_mamba(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    write_expanded(config, settings);
+    let rank = config.hybrid.as_ref().map(|hybrid| hybrid.mamba.time_step_rank(config.hidden_size));
+    settings.insert(DT_RANK.into(), json!(rank));
+}

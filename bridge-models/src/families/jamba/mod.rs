@@ -1,0 +1,29 @@
+//! Jamba: the first Mamba's block or attention without positions in each layer, and experts in
+//! every other layer.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::{llama, pairs};
+use crate::huggingface::Family;
+
+/// `JambaForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "jamba",
+    architecture: "JambaForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[
+        weights::APART,
+        weights::STACKED,
+        pairs::weights::MIXERS,
+        pairs::weights::FEED_FORWARD,
+        llama::weights::WEIGHTS,
+    ],
+    prefix: "model.",
+    buffers: &[],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[("num_local_experts", "num_experts")],
+};

@@ -1,0 +1,147 @@
+//! Settings of Kimi Linear; absent ones have the values of `KimiLinearConfig`.
+
+use bridge_core::config::AttentionVariant;
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, LayerPattern};
+use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, latent, write_query_rank};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::families::mixture::{
+    FACTOR, experts, read_factor, read_first_dense, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
+    write_mlp_layer_types, write_shared,
+};
+use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    OWN_KEYS,
+    size_or("model_max_length", |c| &mut c.max_position_embeddings, |_, _| Ok(1 << 20)),
+    Setting::Rows(LATENT),
+    Setting::Keys { read: read_linear, write: write_linear },
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1024)),
+    size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
+    size_or("num_experts_per_token", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    Setting::Keys { read: |fields, c| read_router(fields, c, [1, 1], 2.446), write: write_router },
+    Setting::Keys {
+        read: |fields, c| read_mlp_layer_types(fields, c, |fields, c| read_first_dense(fields, c, 1)),
+        write: write_mlp_layer_types,
+    },
+    Setting::Only("moe_router_activation_func", || json!("sigmoid")),
+    Setting::Only("moe_layer_freq", || json!(1)),
+    Setting::Only("mla_use_nope", || json!(true)),
+    Setting::Only("num_nextn_predict_layers", || json!(0)),
+    Setting::Rows(BLOCKS),
+    Setting::Rule(convolution_has_silu),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    // Nothing is rotated.
+    Setting::Unused(&["head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "rope_parameters", "use_grouped_topk"]),
+];
+
+/// Latent attention, which projects queries without a latent vector if no key says otherwise.
+pub(crate) const LATENT: &[Setting] = &[
+    Setting::Keys {
+        read: |fields, c| {
+            latent(c).q_lora_rank = fields.size("q_lora_rank")?;
+            Ok(())
+        },
+        write: write_query_rank,
+    },
+    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
+    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
+    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
+    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
+    HEADS,
+];
+
+/// Heads of one size for keys and values, each with a decay a channel.
+pub(crate) fn set_kimi_heads(config: &mut DecoderConfig, heads: usize, size: usize) {
+    let linear = linear(config);
+    linear.variant = AttentionVariant::KimiDeltaAttention;
+    (linear.num_key_heads, linear.num_value_heads) = (heads, heads);
+    (linear.key_head_size, linear.value_head_size) = (size, size);
+}
+
+/// Sizes in a table, as published files have them, or in keys of their own, as transformers writes
+/// them. Layers of the table are counted from 1.
+fn read_linear(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let table = fields.table("linear_attn_config", "linear_attn_config.")?;
+    let size = |inner: &str, beside: &str, absent: usize| -> Result<usize, HfError> {
+        let own = fields.size(beside)?;
+        Ok(table.as_ref().map_or(Ok(None), |table| table.size(inner))?.or(own).unwrap_or(absent))
+    };
+    let heads = size("num_heads", "linear_num_heads", 32)?;
+    let head_size = size("head_dim", "linear_head_dim", 128)?;
+    set_kimi_heads(config, heads, head_size);
+    linear(config).gate_rank = Some(head_size);
+    linear(config).conv_kernel = size("short_conv_kernel_size", "linear_conv_kernel_dim", 4)?;
+    let full = table.as_ref().and_then(|table| table.get("full_attn_layers")).and_then(Value::as_array);
+    let full: Option<Vec<u64>> = full.map(|numbers| numbers.iter().filter_map(Value::as_u64).collect());
+    if let Some(table) = &table {
+        table.ask("kda_layers");
+    }
+    match full {
+        Some(full) if !fields.has("layer_types") => {
+            let layers = (1..=config.num_layers as u64).map(|number| !full.contains(&number)).collect();
+            linear(config).layers = LayerPattern::from_list(layers);
+            Ok(())
+        }
+        _ => read_linear_layers(fields, config, |layer| layer == 0 || layer % 4 != 0),
+    }
+}
+
+fn write_linear(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(linear) = &config.linear_attention else { return };
+    write_linear_layers(config, settings);
+    settings.insert("linear_num_heads".into(), json!(linear.num_key_heads));
+    settings.insert("linear_head_dim".into(), json!(linear.key_head_size));
+    settings.insert("linear_conv_kernel_dim".into(), json!(linear.conv_kernel));
+    let of = |is_linear: bool| -> Vec<usize> {
+        (1..=config.num_layers).filter(|number| linear.layers.includes(number - 1) == is_linear).collect()
+    };
+    let table = json!({
+        "num_heads": linear.num_key_heads,
+        "head_dim": linear.key_head_size,
+        "short_conv_kernel_size": linear.conv_kernel,
+        "full_attn_layers": of(false),
+        "kda_layers": of(true),
+    });
+    settings.insert("linear_attn_config".into(), table);
+}
+
+/// DeepSeek-V3's router under other names, with these numbers of groups, and of groups a token
+/// uses, where no key says them.
+pub(crate) fn read_router(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    [groups, chosen]: [usize; 2],
+    factor: f64,
+) -> Result<(), HfError> {
+    let groups = fields.size("num_expert_group")?.unwrap_or(groups);
+    let chosen = fields.size("topk_group")?.unwrap_or(chosen);
+    let normalizes = fields.bool("moe_renormalize")?.unwrap_or(true);
+    let moe = sigmoid_router(config);
+    let expected = format!("a divisor of num_experts ({})", moe.num_experts);
+    fields.require(moe.num_experts.is_multiple_of(groups), "num_expert_group", &groups.to_string(), &expected)?;
+    if groups > 1 {
+        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
+    }
+    moe.raw_scores = !normalizes;
+    read_factor(fields, config, FACTOR, factor)?;
+    read_shared(fields, config, SHARED, Some(1))
+}
+
+pub(crate) fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    settings.insert("num_expert_group".into(), json!(moe.num_groups.unwrap_or(1)));
+    settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
+    settings.insert("moe_renormalize".into(), json!(!moe.raw_scores));
+    write_factor(config, settings, FACTOR);
+    write_shared(config, settings, SHARED);
+}
+
+const SHARED: &str = "num_shared_experts";

@@ -1,0 +1,90 @@
+//! Settings of LFM2; absent ones have the values of `Lfm2Config`.
+
+use bridge_core::config::{Activation, Normalization};
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, ShortConvConfig};
+use crate::families::llama::config::{HEAD_SIZE, SIZES_BESIDE_MLP};
+use crate::families::pairs::{self, ATTENTION, MixerNames, SHORT_CONV};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES_AND_POSITIONS),
+    Setting::Keys { read: read_ffn_size, write: write_ffn_size },
+    Setting::Keys {
+        read: |fields, config| {
+            let numbered = pairs::numbered_mixers(fields, config, "full_attn_idxs", HybridBlock::ShortConv)?;
+            let mixers = pairs::listed_mixers(fields, config, MIXERS)?.or(numbered);
+            let mixers = mixers.unwrap_or_else(|| vec![HybridBlock::Attention; config.num_layers]);
+            pairs::set_layers(config, &mixers, |_| false);
+            Ok(())
+        },
+        write: |config, settings| {
+            pairs::write_num_layers(config, settings);
+            pairs::write_mixers(config, settings, MIXERS);
+        },
+    },
+    Setting::Rows(BLOCKS),
+];
+
+/// Sizes and positions.
+pub(crate) const SIZES_AND_POSITIONS: &[Setting] = &[
+    Setting::Rows(SIZES_BESIDE_MLP),
+    Setting::KeyValueHeads(8),
+    HEAD_SIZE,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(128_000)),
+    Setting::Keys { read: |fields, c| rope::read(fields, c, ROPE), write: rope::write },
+];
+
+/// Settings of the blocks. The layers are set before.
+pub(crate) const BLOCKS: &[Setting] = &[
+    USUAL_SOFTMAX_SCALE,
+    Setting::Always(|c| {
+        c.norm.kind = Normalization::RmsNorm;
+        (c.gated_linear_unit, c.activation) = (true, Activation::Silu);
+        c.qk_layernorm = true;
+    }),
+    size_or("conv_L_cache", |c| &mut short_conv(c).kernel, |_, _| Ok(3)),
+    Setting::Switch("conv_bias", |c| &mut short_conv(c).bias, false),
+    Setting::Number("norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    // transformers does not read these keys of published files.
+    Setting::Unused(&["block_dim", "block_norm_eps", "block_use_swiglu", "conv_dim", "conv_dim_out"]),
+    Setting::Unused(&["num_heads", "use_pos_enc"]),
+];
+
+const ROPE: RopeForm = RopeForm { theta: 1e6, ..RopeForm::USUAL };
+
+pub(crate) const MIXERS: MixerNames = &[SHORT_CONV, ATTENTION];
+
+fn short_conv(config: &mut DecoderConfig) -> &mut ShortConvConfig {
+    &mut config.hybrid.get_or_insert_with(|| HybridConfig::new(Vec::new())).short_conv
+}
+
+/// Reads the width of the feed-forward block, which is two thirds of the file's number, times a
+/// factor and rounded up to a multiple, unless a switch is off.
+fn read_ffn_size(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let size = fields.size("intermediate_size")?;
+    let size = fields.size("block_ff_dim")?.or(size).unwrap_or(12_288);
+    let key = "block_ffn_dim_multiplier";
+    let factor = if fields.has(key) { fields.number(key)? } else { Some(1.0) };
+    let multiple = fields.size("block_multiple_of")?.unwrap_or(256);
+    config.ffn_hidden_size = match (fields.bool("block_auto_adjust_ff_dim")?.unwrap_or(true), factor) {
+        (false, _) => size,
+        (true, None) => (2.0 * size as f64 / 3.0) as usize,
+        (true, Some(factor)) => {
+            let size = (factor * (2.0 * size as f64 / 3.0).trunc()) as usize;
+            size.div_ceil(multiple).saturating_mul(multiple)
+        }
+    };
+    Ok(())
+}
+
+fn write_ffn_size(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.extend(["intermediate_size", "block_ff_dim"].map(|key| (key.into(), json!(config.ffn_hidden_size))));
+    settings.insert("block_auto_adjust_ff_dim".into(), json!(false));
+}

@@ -1,0 +1,59 @@
+//! Settings of MiniCPM3; absent ones have the values of `MiniCPM3Config`.
+
+use serde_json::{Map, Value, json};
+
+use crate::decoder::DecoderConfig;
+use crate::families::deepseek_v3::config::{
+    HEADS, OWN_KEYS, latent, read_latent_rope, read_query_rank, write_query_rank,
+};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope;
+use crate::huggingface::settings::{Setting, as_said, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    Setting::KeyValueHeads(40),
+    OWN_KEYS,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
+    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 768), write: write_query_rank },
+    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(256)),
+    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(32)),
+    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(64)),
+    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, c| Ok(c.hidden_size / c.num_attention_heads)),
+    HEADS,
+    Setting::Rows(BLOCKS),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, false), write: rope::write },
+    Setting::Number("scale_emb", |c| &mut c.embedding_multiplier, |_, _| Ok(12.0)),
+    Setting::Keys { read: read_factors, write: write_factors },
+    Setting::Unused(&["head_dim", "qk_head_dim"]),
+];
+
+/// Outputs of blocks are multiplied by `scale_depth` over the root of the number of layers, and
+/// logits by `dim_model_base` over the hidden size. Null means a factor of one, for both.
+fn read_factors(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let depth = if fields.has("scale_depth") { fields.number("scale_depth")? } else { Some(1.4) };
+    config.residual.branch_multiplier = depth.map_or(1.0, |depth| depth / root_of_layers(config));
+    let base = if fields.has("dim_model_base") { fields.size("dim_model_base")? } else { Some(256) };
+    let width = config.hidden_size as f64;
+    config.logit_multiplier = base.map_or(1.0, |base| 1.0 / (width / base as f64));
+    Ok(())
+}
+
+fn root_of_layers(config: &DecoderConfig) -> f64 {
+    (config.num_layers as f64).sqrt()
+}
+
+fn write_factors(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let (root, factor) = (root_of_layers(config), config.residual.branch_multiplier);
+    settings.insert("scale_depth".into(), json!(as_said(factor, |depth| depth / root, factor * root)));
+    // A base that is no integer is read back as another, and refused so.
+    let base = (config.logit_multiplier * config.hidden_size as f64).round().max(1.0) as usize;
+    settings.insert("dim_model_base".into(), json!(base));
+}

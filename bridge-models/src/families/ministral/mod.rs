@@ -1,0 +1,21 @@
+//! Ministral: a Mistral whose layers differ in whether they have the sliding window.
+
+mod config;
+#[cfg(test)]
+mod tests;
+
+use super::llama;
+use crate::huggingface::Family;
+
+/// `MinistralForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "ministral",
+    architecture: "MinistralForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[],
+};

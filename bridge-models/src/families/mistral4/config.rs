@@ -1,0 +1,120 @@
+//! Settings of Mistral 4; absent ones have the values of `Mistral4Config`.
+
+use bridge_core::config::RouterDType;
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
+use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, SHARED, latent, read_query_rank, write_query_rank};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
+use crate::families::ministral3::config::{read_query_scale, write_positions};
+use crate::families::mixture::{
+    FACTOR, experts, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
+};
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::{Setting, size_or};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(SIZES),
+    OWN_KEYS,
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(1_048_576)),
+    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1024), write: write_query_rank },
+    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(256)),
+    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
+    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(64)),
+    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
+    HEADS,
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(128)),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(4)),
+    Setting::Keys { read: read_router, write: write_router },
+    Setting::Keys {
+        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
+        write: |c, settings| write_shared(c, settings, SHARED),
+    },
+    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 0), write: write_first_dense },
+    Setting::Rows(BLOCKS),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    Setting::Keys { read: read_rope, write: write_rope },
+    Setting::Unused(&["head_dim", "qk_head_dim"]),
+];
+
+/// The router. If the weights of a token's experts sum to one, they are the softmax over the chosen
+/// experts. Groups are compared by the probabilities of their best two.
+fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let [groups, chosen] = [fields.size("n_group")?.unwrap_or(1), fields.size("topk_group")?.unwrap_or(1)];
+    let is_normalized = fields.bool("norm_topk_prob")?.unwrap_or(true);
+    let moe = experts(config);
+    let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
+    fields.require(moe.num_experts.is_multiple_of(groups), "n_group", &groups.to_string(), &expected)?;
+    if groups > 1 {
+        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
+    }
+    (moe.router_precision, moe.pre_softmax) = (Some(RouterDType::Fp32), !is_normalized);
+    read_factor(fields, config, FACTOR, 1.0)
+}
+
+fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let Some(moe) = &config.moe else { return };
+    settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
+    settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
+    settings.insert("norm_topk_prob".into(), json!(!moe.pre_softmax));
+    write_factor(config, settings, FACTOR);
+}
+
+const SHARE: &str = "partial_rotary_factor";
+
+/// Share of a head that is rotated, which the sizes say too.
+fn rotated_share(config: &DecoderConfig) -> f64 {
+    config.rotary_head() as f64 / config.kv_channels as f64
+}
+
+/// The rotated part of a head, and the factor on queries. Scores grow as cosines and sines would for
+/// `mscale_all_dim`.
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let usual = json!({
+        "rope_type": "yarn",
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    });
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
+    let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
+    let table = table.or(usual);
+    let form = RopeForm { percent: Some(rotated_share(config)), ..RopeForm::USUAL };
+    let rope = rope::read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
+    match (&rope.scaling, table.map_or(Ok(None), |table| table.number("mscale_all_dim"))?.unwrap_or(0.0)) {
+        (Some(RopeScaling::Yarn(yarn)), mscale) if mscale != 0.0 => {
+            config.softmax_scale *= yarn.growth(mscale).powi(2);
+        }
+        (Some(RopeScaling::Yarn(_)) | None, _) => {}
+        (Some(_), mscale) => {
+            let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
+            fields.require(mscale == 0.0, "rope_parameters.mscale_all_dim", &mscale.to_string(), expected)?;
+        }
+    }
+    let (rotated, found) = (config.rotary_head(), rope.rotary_size(config.kv_channels));
+    let expected = format!("a share of {rotated} elements, which qk_rope_head_dim says");
+    fields.require(found == rotated, SHARE, &format!("{} ({found} elements)", rope.percent), &expected)?;
+    let expected = "an even number, because it is rotated in pairs";
+    fields.require(rotated.is_multiple_of(2), "qk_rope_head_dim", &rotated.to_string(), expected)?;
+    let interleaved = fields.bool("rope_interleave")?.unwrap_or(true);
+    config.position_embedding = PositionEmbedding::Rope(RopeConfig { interleaved, percent: 1.0, ..rope });
+    read_query_scale(table.as_ref(), config)
+}
+
+fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    write_positions(config, settings);
+    if let PositionEmbedding::Rope(rope) = &config.position_embedding {
+        settings.insert("rope_interleave".into(), json!(rope.interleaved));
+        settings["rope_parameters"][SHARE] = json!(rotated_share(config));
+    }
+}

@@ -1,0 +1,20 @@
+//! Settings of Nemotron; absent ones have the values of `NemotronConfig`.
+
+use bridge_core::config::Normalization;
+
+use crate::families::arcee::config::LAYERS;
+use crate::huggingface::rope::{self, RopeForm};
+use crate::huggingface::settings::Setting;
+
+const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
+
+pub(super) const SETTINGS: &[Setting] = &[
+    Setting::Rows(LAYERS),
+    Setting::Always(|c| {
+        c.norm.kind = Normalization::LayerNorm;
+        c.norm.zero_centered_gamma = true;
+    }),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.0134)),
+    Setting::Number("norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
+    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write_with_percent },
+];

@@ -1,0 +1,30 @@
+//! Phi-3.5-MoE: a Mixtral with LayerNorm, biases of attention and of the output projection, and
+//! a router that weighs two experts one after the other. In training transformers samples
+//! experts; here they are always chosen as in evaluation.
+
+mod config;
+#[cfg(test)]
+mod tests;
+mod weights;
+
+use super::{llama, mixtral, mixture, phi};
+use crate::huggingface::Family;
+
+/// `PhimoeForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "phimoe",
+    architecture: "PhimoeForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[
+        weights::OWN,
+        mixtral::weights::APART,
+        mixture::STACKED,
+        phi::weights::OUTPUT_BIAS,
+        llama::weights::WEIGHTS,
+    ],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[(".block_sparse_moe.gate.", ".mlp.router."), (".block_sparse_moe.", ".mlp.")],
+    dropped: &[],
+    aliases: &[],
+};

@@ -1,0 +1,19 @@
+//! VaultGemma: a Gemma 2 without norms behind blocks.
+
+mod config;
+
+use super::{gemma2, llama};
+use crate::huggingface::Family;
+
+/// `VaultGemmaForCausalLM`.
+pub(super) static FAMILY: Family = Family {
+    model_type: "vaultgemma",
+    architecture: "VaultGemmaForCausalLM",
+    settings: config::SETTINGS,
+    weights: &[gemma2::weights::NORMS, llama::weights::WEIGHTS],
+    prefix: "model.",
+    buffers: &[".rotary_emb.inv_freq"],
+    module_names: &[],
+    dropped: &[],
+    aliases: &[],
+};
