@@ -20,6 +20,8 @@ def tensors(folder):
 def logits(folder, ids):
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModelForCausalLM
+    if "text_config" in config.to_dict():
+        kind = transformers.AutoModelForImageTextToText
     model = kind.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
     with torch.no_grad():

@@ -9,6 +9,7 @@ pub fn rows() -> Vec<Row> {
         positions(),
         layers(),
         attention(),
+        linear_attention(),
         latent(),
         state_space(),
         initial(),
@@ -73,6 +74,7 @@ fn positions() -> Vec<Row> {
         row("model.rotary_base_local", &window, &[AS_IT_IS, "500"]).moves("loss_1"),
         row("model.rotary_percent", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         switch("model.rotary_interleaved", &tiny()).moves("loss_1"),
+        switch("model.rotary_reversed", &tiny()).moves("loss_1"),
         row(
             "model.rope_scaling",
             &tiny(),
@@ -84,6 +86,7 @@ fn positions() -> Vec<Row> {
         row("model.rope_scaling_high_freq_factor", &scaled, &[AS_IT_IS, "8"]).moves("loss_1"),
         row("model.rope_scaling_original_max_position_embeddings", &scaled, &[AS_IT_IS, "64"]).moves("loss_1"),
         row("model.seq_len_interpolation_factor", &tiny(), &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.rope_ntk_alpha", &tiny(), &[AS_IT_IS, "8"]).moves("loss_1"),
         row("model.yarn_rotary_scaling_factor", &yarn, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.yarn_original_max_position_embeddings", &yarn, &[AS_IT_IS, "64"]).moves("loss_1"),
         row("model.yarn_beta_fast", &yarn, &[AS_IT_IS, "4"]).moves("loss_1"),
@@ -113,7 +116,18 @@ fn state_space() -> Vec<Row> {
         "model.mamba_head_dim=16",
         "model.mamba_num_groups=2",
     ]);
+    let selective = tiny_with(&[
+        "model.kind=mamba",
+        "model.hybrid_override_pattern=S-",
+        "model.position_embedding_type=none",
+        "model.mamba_state_dim=8",
+        "model.mamba_head_dim=16",
+        "model.mamba_num_groups=1",
+    ]);
+    let short =
+        tiny_with(&["model.kind=mamba", "model.hybrid_override_pattern=C-", "model.position_embedding_type=none"]);
     vec![
+        row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "S*-P", "C*-M"]).moves("loss_1 flops shapes slices"),
         row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "M*-M", "M**-"]).moves("loss_1 flops shapes slices"),
         row("model.mamba_state_dim", &hybrid, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
         row("model.mamba_head_dim", &hybrid, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
@@ -125,6 +139,19 @@ fn state_space() -> Vec<Row> {
         row("model.mamba_chunk_size", &hybrid, &[AS_IT_IS, "4"]).moves("params"),
         row("model.mamba_time_step_min", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.mamba_time_step_max", &hybrid, &[AS_IT_IS, "0.001"]).moves("loss_1"),
+        row("model.mamba_out_proj_bias", &hybrid, &[AS_IT_IS, "true"]).moves("grad_norm_1 shapes slices"),
+        switch_off("model.mamba_rms_norm", &hybrid).moves("loss_1 shapes slices"),
+        switch("model.mamba_norm_before_gate", &hybrid).moves("loss_1"),
+        row("model.mamba_dt_rank", &selective, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        row("model.mamba_input_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mamba_output_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mamba_projection_multipliers", &hybrid, &[AS_IT_IS, "[1.0, 2.0, 0.5, 1.0, 1.0]"]).moves("loss_1"),
+        row("model.attention_input_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.attention_output_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mlp_gate_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mlp_output_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.short_conv_kernel", &short, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        switch("model.short_conv_bias", &short).moves("loss_1 shapes slices"),
     ]
 }
 
@@ -134,6 +161,9 @@ fn layers() -> Vec<Row> {
     vec![
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNormNoBias"]).moves("loss_1"),
+        row("model.layernorm_affine", &tiny(), &[AS_IT_IS, "false"]).moves("grad_norm_1 shapes slices"),
+        switch("model.embedding_layernorm", &tiny()).moves("loss_1 shapes slices"),
+        switch("model.add_output_layer_bias", &tiny()).moves("grad_norm_1 shapes slices"),
         row("model.norm_placement", &tiny(), &["before", "output", "sandwich", "sum"]).moves("loss_1 shapes slices"),
         row("model.block_order", &tiny(), &["sequential", "parallel"]).moves("loss_1"),
         row("model.block_order", &tiny(), &["sequential", "parallel_shared_norm"]).moves("loss_1 shapes slices"),
@@ -150,6 +180,7 @@ fn layers() -> Vec<Row> {
         row("model.gated_linear_unit", &tiny(), &[AS_IT_IS, "false"]).moves("loss_1 flops shapes slices"),
         row("model.activation_func", &ungated, &["gelu", "gelu_tanh", "silu", "relu", "quick_gelu", "squared_relu"])
             .moves("loss_1"),
+        row("model.activation_func", &ungated, &["gelu", "xielu"]).moves("loss_1 shapes slices"),
         // The first product's outputs are about 0.1 large.
         row("model.activation_func_clamp_value", &quick, &[AS_IT_IS, "0.05"]).moves("loss_1"),
         row("model.glu_linear_offset", &quick, &[AS_IT_IS, "1"]).moves("loss_1"),
@@ -158,6 +189,7 @@ fn layers() -> Vec<Row> {
         row("model.mtp_loss_scaling_factor", &tiny_with(&["model.mtp_num_layers=1"]), &[AS_IT_IS, "0.5"])
             .moves("grad_norm_1"),
         row("model.hidden_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
+        row("model.embedding_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         switch("model.calculate_per_token_loss", &tiny().with(&["dataset.eod_mask_loss=true"])).moves("params"),
     ]
 }
@@ -184,15 +216,36 @@ fn latent() -> Vec<Row> {
         row("model.qk_head_dim", &latent, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
         row("model.qk_pos_emb_head_dim", &latent, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
         row("model.v_head_dim", &latent, &[AS_IT_IS, "12"]).moves("loss_1 flops shapes slices"),
+        row("model.latent_layernorm_epsilon", &latent.with(&["model.qk_layernorm=true"]), &[AS_IT_IS, "0.5"])
+            .moves("loss_1"),
     ]
 }
 
 fn attention() -> Vec<Row> {
     let window = tiny_with(&["model.window_size=[3, 0]"]);
+    let large = tiny_with(&["model.init_method_std=0.2", "model.query_scale_length=4"]);
+    let scaled = large.with(&["model.query_scale_beta=0.5"]);
     vec![
         switch("model.qk_layernorm", &tiny()).moves("loss_1 shapes slices"),
-        row("model.qk_layernorm_scope", &tiny_with(&["model.qk_layernorm=true"]), &["head", "projection"])
+        row("model.qk_layernorm_scope", &tiny_with(&["model.qk_layernorm=true"]), &["head", "projection", "each_head"])
             .moves("loss_1 shapes slices"),
+        switch(
+            "model.qk_layernorm_after_rope",
+            &tiny_with(&["model.qk_layernorm=true", "model.normalization=LayerNorm", "model.init_method_std=0.2"]),
+        )
+        .moves("loss_1"),
+        switch("model.attention_output_gate", &tiny()).moves("loss_1 flops shapes slices"),
+        row(
+            "model.attention_output_gate_form",
+            &tiny_with(&["model.attention_output_gate=true"]),
+            &["fused", "element", "head"],
+        )
+        .moves("loss_1 flops shapes slices"),
+        row("model.clip_qkv", &tiny(), &[AS_IT_IS, "0.01"]).moves("loss_1"),
+        row("model.query_scale_beta", &large, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.query_scale_length", &scaled, &[AS_IT_IS, "2"]).moves("loss_1"),
+        row("model.query_scale_first_position", &scaled, &[AS_IT_IS, "1"]).moves("loss_1"),
+        switch("model.query_scale_unrotated_only", &scaled).moves("loss_1"),
         switch("model.qk_l2_norm", &tiny()).moves("loss_1"),
         switch("model.attention_sinks", &tiny()).moves("loss_1 shapes slices"),
         row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
@@ -201,6 +254,39 @@ fn attention() -> Vec<Row> {
         row("model.final_logit_softcapping", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.window_size", &tiny(), &[AS_IT_IS, "[3, 0]"]).moves("loss_1 flops"),
         row("model.window_attn_skip_freq", &window, &[AS_IT_IS, "2", "[0, 1]"]).moves("loss_1 flops"),
+    ]
+}
+
+const DELTA: &str = "gated_delta_net & model.linear_attention_freq=2 & model.linear_key_head_dim=8 & model.linear_value_head_dim=8 \
+                     & model.linear_num_key_heads=2 & model.linear_num_value_heads=4";
+
+fn linear_attention() -> Vec<Row> {
+    let of = |variant: &str| {
+        tiny_with(&[
+            &format!("model.experimental_attention_variant={variant}"),
+            "model.linear_attention_freq=2",
+            "model.linear_key_head_dim=8",
+            "model.linear_value_head_dim=8",
+            "model.linear_num_key_heads=2",
+            "model.linear_num_value_heads=4",
+        ])
+    };
+    let (delta, kimi) = (of("gated_delta_net"), of("kimi_delta_attention"));
+    vec![
+        row("model.experimental_attention_variant", &tiny(), &[AS_IT_IS, DELTA]).moves("loss_1 flops shapes slices"),
+        row("model.experimental_attention_variant", &delta, &["gated_delta_net", "kimi_delta_attention"])
+            .moves("loss_1 flops shapes slices"),
+        row("model.linear_attention_freq", &delta, &[AS_IT_IS, "[0, 1]", "[1, 1]"]).moves("loss_1 flops shapes slices"),
+        row("model.linear_conv_kernel_dim", &delta, &[AS_IT_IS, "3"]).moves("loss_1 shapes slices"),
+        row("model.linear_key_head_dim", &delta, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.linear_value_head_dim", &delta, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.linear_num_key_heads", &delta, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.linear_num_value_heads", &delta, &[AS_IT_IS, "2"]).moves("loss_1 flops shapes slices"),
+        switch("model.linear_allow_neg_eigval", &delta).moves("loss_1"),
+        row("model.linear_gate_rank", &kimi, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
+        row("model.linear_decay_bound", &kimi, &[AS_IT_IS, "-2.0"]).moves("loss_1"),
+        row("model.linear_norm_epsilon", &delta, &[AS_IT_IS, "0.1"]).moves("loss_1"),
+        row("model.linear_norm_placement", &delta, &[AS_IT_IS, "output"]).moves("loss_1"),
     ]
 }
 

@@ -11,17 +11,20 @@ pub fn rows() -> Vec<Row> {
 
 fn router() -> Vec<Row> {
     let sigmoid = moe().with(&["model.moe_router_score_function=sigmoid"]);
+    let mixer = moe().with(&["model.moe_router_score_function=sparsemixer"]);
     let biased = "true & model.moe_router_bias_update_rate=0";
     let moving = sigmoid.with(&["model.moe_router_enable_expert_bias=true"]);
     let groups = moe().with(&["model.moe_router_num_groups=2", "model.moe_router_group_topk=1"]);
     let shared = moe().with(&["model.moe_shared_expert_intermediate_size=24"]);
     vec![
-        row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid"]).moves("loss_1"),
+        row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid", "sparsemixer"]).moves("loss_1"),
+        row("model.moe_router_sparsemixer_jitter", &mixer, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         switch("model.moe_router_raw_scores", &sigmoid).moves("loss_1"),
         row("model.moe_router_num_groups", &moe(), &[AS_IT_IS, "2 & model.moe_router_group_topk=1"]).moves("loss_1"),
         row("model.moe_router_group_topk", &groups, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.moe_router_group_score_topk", &groups, &[AS_IT_IS, "1"]).moves("loss_1"),
         row("model.moe_router_enable_expert_bias", &sigmoid, &[AS_IT_IS, biased]).moves("params shapes slices"),
+        row("model.moe_router_enable_expert_bias", &moe(), &[AS_IT_IS, biased]).moves("params shapes slices"),
         row("model.moe_router_bias_update_rate", &moving, &["0", "0.001", "0.05"]).moves("params"),
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
         row("model.moe_linear_bias", &moe(), &["false", "true"]).moves("grad_norm_1 shapes slices"),
