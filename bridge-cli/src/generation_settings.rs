@@ -49,9 +49,14 @@ const UNHEEDED: [(&str, &[&str]); 10] = [
     ("top_h", &[]),
 ];
 
-/// Tokens that end a text by a `config.json`; empty if its value is not a list of tokens.
+/// Tokens that end a text by a `config.json`, or else by its `text_config`; empty if the value is
+/// not a list of tokens.
 pub fn eos_tokens(config: &Map<String, Value>) -> Vec<i64> {
-    Keys(config).ids("eos_token_id").unwrap_or_default()
+    let of = |table: &Map<String, Value>| Keys(table).ids("eos_token_id").unwrap_or_default();
+    match (of(config), config.get("text_config").and_then(Value::as_object)) {
+        (tokens, Some(text)) if tokens.is_empty() => of(text),
+        (tokens, _) => tokens,
+    }
 }
 
 /// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens`

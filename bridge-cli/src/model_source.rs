@@ -75,7 +75,7 @@ pub struct Adapted {
     /// Checkpoint of the adapter.
     pub checkpoint: Checkpoint,
     /// Checkpoint of the base.
-    pub base: Checkpoint,
+    pub base: Arc<Checkpoint>,
     /// The base's architecture.
     pub config: DecoderConfig,
     /// Adapter that the base is built with.
@@ -112,7 +112,7 @@ impl Adapted {
     /// The adapter of `checkpoint`, whose base is one of the checkpoints at `root`.
     pub fn from_checkpoint(checkpoint: Checkpoint, root: &Path) -> Result<Self, Failure> {
         let raw = recipe(&checkpoint)?;
-        let base = open_base(root, &checkpoint).map_err(Failure::input)?;
+        let base = Arc::new(open_base(root, &checkpoint).map_err(Failure::input)?);
         let config = decoder_config(&base)?;
         check_tensors(&base, &config)?;
         let section = raw.model.config.finalize().map_err(|errors| in_run_config(&checkpoint, errors))?;

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use self::adamw::AdamW;
 use self::inputs::{IGNORED, Ids, Inputs};
 use crate::adapters::{AdapterError, NamedGradient, PeftAdapter};
-use crate::huggingface::{ExpertLayout, HfCheckpoint, HfError, HfModel, TensorSource, WeightMap};
+use crate::huggingface::{ExpertLayout, HfCheckpoint, HfError, HfModel, Layout, TensorSource, WeightMap};
 
 /// Float32 tolerances: those of the reference values' own rounding, with room.
 mod tolerance {
@@ -319,19 +319,29 @@ impl Reference<'_> {
     /// The map to the reference's tensors, of which these are the names: it may have experts
     /// stacked where the folder has them apart.
     fn map_of(&self, names: &BTreeSet<&str>) -> Result<WeightMap, VerifyError> {
+        let prefix = self.model.family().prefix;
+        let layout = self.model.carried().map(|carried| {
+            Layout::find(prefix, names.iter().copied().collect::<Vec<_>>().into_iter()).unwrap_or(carried.text.layout)
+        });
         let is_named = |map: &WeightMap| {
             let stored = map.entries().iter().flat_map(|entry| &entry.tensors);
             stored.filter(|stored| names.contains(stored.name.as_str())).count()
         };
-        let map = |experts| WeightMap::new(self.model.family(), self.model.config(), experts);
+        let map = |experts| {
+            let map = WeightMap::new(self.model.family(), self.model.config(), experts)?;
+            Ok::<_, HfError>(match layout {
+                Some(layout) => map.renamed(|name| layout.name_in_file(prefix, name)),
+                None => map,
+            })
+        };
         let (apart, stacked) = (map(ExpertLayout::Apart)?, map(ExpertLayout::Stacked)?);
         Ok(if is_named(&stacked) > is_named(&apart) { stacked } else { apart })
     }
 
     /// Compares gradients under Hugging Face's names.
     fn compare_gradients(&self, gradients: &NamedGradients) -> Result<Option<Figure>, VerifyError> {
-        let mut expected_names: BTreeSet<&str> =
-            self.file.tensors().filter_map(|(name, _)| name.strip_prefix(GRADIENT)).collect();
+        let names = self.file.tensors().filter_map(|(name, _)| name.strip_prefix(GRADIENT));
+        let mut expected_names: BTreeSet<&str> = names.collect();
         if expected_names.is_empty() {
             return Ok(None);
         }

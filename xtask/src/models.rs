@@ -15,6 +15,8 @@ use crate::build::build_bridge;
 const PAGE: &str = "docs/models.md";
 const FAMILIES: &str = "bridge-models/src/families";
 const CASES: &str = "bridge-models/tests/fixtures/golden";
+/// Further cases, which are too large for the repository: without them their families have none.
+const MORE_CASES: &str = "../shared/golden2026";
 
 /// The figures of a verification: key of the report, head of the column.
 const FIGURES: [(&str, &str); 5] = [
@@ -37,7 +39,8 @@ const HOW: &str = "
 ## How a family is verified
 
 A case is a tiny random model of the family with values that transformers computed in float32: logits, loss, the gradient of every parameter, and
-losses and gradient norms of ten AdamW steps. Each is a folder in `bridge-models/tests/fixtures/golden`, and for each the tests check that
+losses and gradient norms of ten AdamW steps. `make_moe.py` beside the folders computed those of `bailing_moe_v2` and `solar_open` in float64. Each is
+a folder in `bridge-models/tests/fixtures/golden`, and for each the tests check that
 
 - `bridge verify` agrees within its tolerances (below, what was found);
 - import and export give every tensor back bit for bit, on one rank and on several (tensor, pipeline and data parallel);
@@ -117,14 +120,20 @@ fn families() -> Result<Vec<Family>> {
     Ok(families)
 }
 
-/// The cases of these families.
+/// The cases of these families: those of the repository, and those beside it.
 fn cases(families: &[Family]) -> Result<Vec<Case>> {
-    let mut cases = Vec::new();
-    for folder in entries(CASES)? {
+    let mut cases: Vec<Case> = Vec::new();
+    let beside = if Path::new(MORE_CASES).exists() { entries(MORE_CASES)? } else { Vec::new() };
+    for folder in entries(CASES)?.into_iter().chain(beside) {
+        if cases.iter().any(|case| case.folder.file_name() == folder.file_name()) {
+            continue;
+        }
         let path = folder.join("config.json");
         let Ok(text) = fs::read_to_string(&path) else { continue };
         let settings: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
-        let model_type = settings["model_type"].as_str().unwrap_or_default().to_owned();
+        // A multimodal folder is a case of its language model's family.
+        let of_text = settings["text_config"]["model_type"].as_str();
+        let model_type = of_text.or(settings["model_type"].as_str()).unwrap_or_default().to_owned();
         if families.iter().any(|family| family.model_type == model_type) {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             cases.push(Case { name, folder, model_type });

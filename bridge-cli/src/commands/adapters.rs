@@ -4,14 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bridge_core::checkpoint::{
-    Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor, Snapshot,
-    TensorGroup, TensorStream, TrainState,
+    CARRIED_GROUP, Checkpoint, CheckpointError, CheckpointWriter, DType, Element, RunFiles, SaveOptions, ShardTensor,
+    Snapshot, TensorGroup, TensorStream, TrainState,
 };
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::ModelChunk;
 use bridge_data::untrusted_io;
 use bridge_models::adapters::{PeftOptions, TrainedAdapter};
-use bridge_models::huggingface::is_companion;
+use bridge_models::huggingface::{is_companion, module_layout};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::json;
 
@@ -44,9 +44,11 @@ pub fn export(
     let (family, original) = origin_of(&adapted.base, &adapted.config)?;
     let folder = raw.checkpoint.pretrained_checkpoint.as_ref().filter(|path| path.join("config.json").is_file());
     let folder = folder.map(|path| std::path::absolute(path).unwrap_or(path.clone()).display().to_string());
+    let layout = original.as_ref().map_or(Ok(None), module_layout).map_err(Failure::input)?;
     // The base's name in its own files.
     let name = || Some(original?.get("_name_or_path")?.as_str()?.to_owned()).filter(|name| !name.is_empty());
     let options = PeftOptions {
+        layout,
         base: base.map(str::to_owned).or(folder).or_else(name),
         dropout: raw.peft.as_ref().map_or(0.0, |peft| peft.dropout),
     };
@@ -155,14 +157,20 @@ fn write_merged(adapted: &Arc<Adapted>, output: &Path) -> Result<PathBuf, Failur
     let train_state = TrainState { extra, ..TrainState::default() };
     let mut run = RunFiles { train_state, run_config: raw.to_toml(), ..RunFiles::default() };
     // The adapter's tokenizer is the later one.
-    for checkpoint in [&adapted.base, &adapted.checkpoint] {
+    for checkpoint in [adapted.base.as_ref(), &adapted.checkpoint] {
         let names = checkpoint.file_names().filter(|name| is_companion(name) || name.starts_with("hf_"));
         for name in names {
             run.files.insert(name.to_owned(), checkpoint.file(name).map_err(Failure::input)?.into());
         }
     }
     let options = SaveOptions { producer: concat!("bridge ", env!("CARGO_PKG_VERSION")).into(), ..Default::default() };
-    let snapshot = Snapshot { run, groups: vec![TensorGroup { name: "model".into(), tensors }] };
+    let mut groups = vec![TensorGroup { name: "model".into(), tensors }];
+    let carried = adapted.base.names_in(CARRIED_GROUP).map(|name| ShardTensor::copied(&adapted.base, name));
+    let carried: Vec<ShardTensor> = carried.collect::<Result<_, _>>().map_err(Failure::input)?;
+    if !carried.is_empty() {
+        groups.push(TensorGroup { name: CARRIED_GROUP.into(), tensors: carried });
+    }
+    let snapshot = Snapshot { run, groups };
     let saved = CheckpointWriter::open(output, options).and_then(|writer| writer.save(&snapshot));
     Ok(saved.map_err(Failure::run)?.path)
 }

@@ -6,12 +6,14 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bridge_core::checkpoint::{Checkpoint, CheckpointError, CheckpointWriter, SaveOptions, ShardTensor, Snapshot};
+use bridge_core::checkpoint::{
+    CARRIED_GROUP, Checkpoint, CheckpointError, CheckpointWriter, SaveOptions, ShardTensor, Snapshot,
+};
 use bridge_core::config::FINETUNING;
 use bridge_models::huggingface::{
-    EXPERTS, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, NAMED_TEMPLATES, ORIGINAL_CONFIG,
-    ReadRows, StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported, is_exported_gguf, parse_settings,
-    snapshot,
+    Carried, CarriedTensor, ExpertLayout, ExportOptions, Exporter, Family, GgufDtype, GgufExporter, HfError, LAYOUT,
+    NAMED_TEMPLATES, ORIGINAL_CONFIG, ReadRows, StorageDtype, StoredTensor, WeightEntry, is_companion, is_exported,
+    is_exported_gguf, parse_settings, snapshot, text_model_type,
 };
 use bridge_models::{DecoderConfig, families, megatron};
 use clap::{Subcommand, ValueEnum};
@@ -249,16 +251,19 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
             let _ = write!(text, "{} {:?}", entry.parameter, entry.shape);
             for StoredTensor { name, shape, part } in &entry.tensors {
                 let index = part.map(|part| format!("[{}]", part.index)).unwrap_or_default();
-                let _ = write!(text, "\n    <- {}{index} {shape:?} {}", model.name_in_file(name), stored(name));
+                let _ = write!(text, "\n    <- {}{index} {shape:?} {}", model.shown_name(name), stored(name));
             }
             text.push('\n');
+        }
+        for CarriedTensor { name, dtype, shape } in model.carried().iter().flat_map(|carried| &carried.tensors) {
+            let _ = writeln!(text, "carried along unread: {name} {shape:?} {dtype}");
         }
         text.trim_end().to_owned()
     };
     let json = || {
         let tensor = |StoredTensor { name, shape, part }: &StoredTensor| {
             let index = part.map(|part| part.index);
-            json!({ "name": model.name_in_file(name), "index": index, "shape": shape, "dtype": stored(name) })
+            json!({ "name": model.shown_name(name), "index": index, "shape": shape, "dtype": stored(name) })
         };
         let entry = |entry: &WeightEntry| {
             let tensors: Vec<Value> = entry.tensors.iter().map(tensor).collect();
@@ -315,14 +320,12 @@ fn export_folder(
 ) -> Result<u8, Failure> {
     let found = find(source)?;
     let (config, besides) = (found.config(), found.companions()?);
-    let (checkpoint, experts) = match &found {
-        Found::HuggingFace(model) => (None, model.experts()),
-        Found::Checkpoint(checkpoint, _) => {
-            let experts = kept(checkpoint, EXPERTS, |text| serde_json::from_str(text))?;
-            (Some(checkpoint), experts.unwrap_or_default())
-        }
+    let checkpoint = match &found {
+        Found::HuggingFace(_) => None,
+        Found::Checkpoint(checkpoint, _) => Some(checkpoint),
     };
     let (family, original) = family_of(&found)?;
+    let carried = carried_by(&found)?;
     let num_parameters = config.num_parameters() as u64;
     let mut files = companions(&found)?;
     if let Some(checkpoint) = checkpoint {
@@ -344,14 +347,42 @@ fn export_folder(
         bos_token_id: besides.tokenizer.as_ref().and_then(|tokenizer| tokenizer.bos()),
         eos_token_ids: besides.stop_tokens,
         original,
-        experts,
+        carried,
+        // Published files have the experts of a layer apart, and transformers reads no other names
+        // in some families.
+        experts: ExpertLayout::Apart,
         companions: files,
     };
     let mut exporter = Exporter::new(output, family, config, &options).map_err(Failure::input)?;
     for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
+    for CarriedTensor { name, .. } in options.carried.iter().flat_map(|carried| &carried.tensors) {
+        match &found {
+            Found::HuggingFace(model) => exporter.carry(name, model.carried_bytes(name).map_err(Failure::input)?),
+            Found::Checkpoint(checkpoint, _) => {
+                exporter.carry(name, checkpoint.load_tensor(name).map_err(Failure::input)?.bytes());
+            }
+        }
+    }
     exporter.finish().map_err(Failure::input)?;
     wrote(output, num_parameters, speech);
     Ok(0)
+}
+
+/// Tensors of a multimodal model besides those of its language model.
+fn carried_by(found: &Found) -> Result<Option<Carried>, Failure> {
+    let checkpoint = match found {
+        Found::HuggingFace(model) => return Ok(model.carried().cloned()),
+        Found::Checkpoint(checkpoint, _) => checkpoint,
+    };
+    let Some(text) = kept(checkpoint, LAYOUT, |text| serde_json::from_str(text))? else {
+        return Ok(None);
+    };
+    let tensor = |name: &str| {
+        let record = checkpoint.tensor(name).map_err(Failure::input)?;
+        Ok(CarriedTensor { name: name.to_owned(), dtype: record.dtype.into(), shape: record.shape.clone() })
+    };
+    let tensors = checkpoint.names_in(CARRIED_GROUP).map(tensor).collect::<Result<_, Failure>>()?;
+    Ok(Some(Carried { text, tensors }))
 }
 
 /// A family, and the `config.json` that a model came with.
@@ -372,7 +403,7 @@ pub(super) fn origin_of(checkpoint: &Checkpoint, config: &DecoderConfig) -> Resu
 }
 
 fn origin(original: Option<Map<String, Value>>, config: &DecoderConfig) -> Result<Origin, Failure> {
-    let model_type = original.as_ref().and_then(|settings| settings.get("model_type")?.as_str());
+    let model_type = original.as_ref().map_or(Ok(None), text_model_type).map_err(Failure::input)?;
     Ok((families::find(config, model_type).map_err(Failure::input)?, original))
 }
 
