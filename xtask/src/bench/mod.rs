@@ -26,8 +26,17 @@ const PRESETS: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"]
 /// Presets that are too large for a CPU, and measured only if named.
 const LARGE_PRESETS: [&str; 2] = ["llama-1b", "llama-8b-4l"];
 /// Presets of Bridge that `peer_torch.py` does not have, because they are for another peer.
-const OF_OTHER_PEERS: [&str; 6] =
-    ["nano-gemma", "moe-8x", "mamba2-20m", "smol-135m-full", "smol-135m-lora", "smol-135m-dora"];
+const OF_OTHER_PEERS: [&str; 9] = [
+    "nano-gemma",
+    "moe-8x",
+    "mamba2-20m",
+    "qwen3-next-20m",
+    "lfm2-20m",
+    "glm4-moe-8x",
+    "smol-135m-full",
+    "smol-135m-lora",
+    "smol-135m-dora",
+];
 
 /// Measurement, and the PyTorch to compare with.
 #[derive(Debug, Args)]

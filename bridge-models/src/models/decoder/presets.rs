@@ -2,7 +2,8 @@
 
 use super::{KIND, MAMBA_KIND};
 use bridge_core::config::{
-    Activation, NormPlacement, Normalization, OneOrMany, PeftConfig, PeftKind, PositionEmbeddingType, TransformerConfig,
+    Activation, AttentionVariant, NormPlacement, Normalization, OneOrMany, PeftConfig, PeftKind, PositionEmbeddingType,
+    RouterScoreFunction, TransformerConfig,
 };
 
 /// A named model with the batch it is measured at.
@@ -21,7 +22,7 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 12] = [
+pub const NAMES: [&str; 15] = [
     "nano-gpt2",
     "nano-llama",
     "nano-gemma",
@@ -34,6 +35,9 @@ pub const NAMES: [&str; 12] = [
     "llama-1b",
     "llama-8b-4l",
     "mamba2-20m",
+    "qwen3-next-20m",
+    "lfm2-20m",
+    "glm4-moe-8x",
 ];
 
 /// The preset called `name`.
@@ -41,6 +45,9 @@ pub fn preset(name: &str) -> Option<Preset> {
     let known = NAMES.into_iter().find(|known| *known == name)?;
     let shape = match name {
         "mamba2-20m" => return Some(mamba2_20m(known)),
+        "qwen3-next-20m" => return Some(of_nano(known, KIND, qwen3_next())),
+        "lfm2-20m" => return Some(of_nano(known, MAMBA_KIND, lfm2())),
+        "glm4-moe-8x" => return Some(of_nano(known, KIND, glm4_moe())),
         "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
         "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO },
         "nano-gemma" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Gemma, ..Shape::NANO },
@@ -117,6 +124,72 @@ fn mamba2_20m(name: &'static str) -> Preset {
         ..TransformerConfig::default()
     };
     Preset { name, kind: MAMBA_KIND, transformer, micro_batch_size: 8, peft: None }
+}
+
+/// A preset of kind `kind` with the batch of the nano models.
+fn of_nano(name: &'static str, kind: &'static str, transformer: TransformerConfig) -> Preset {
+    Preset { name, kind, transformer, micro_batch_size: Shape::NANO.micro_batch_size, peft: None }
+}
+
+/// A Llama as wide as the nano models, with a feed-forward width of 1024.
+fn nano_llama() -> TransformerConfig {
+    Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO }.transformer()
+}
+
+/// Qwen3-Next, two of eight experts a token.
+fn qwen3_next() -> TransformerConfig {
+    TransformerConfig {
+        layernorm_epsilon: 1e-6,
+        layernorm_zero_centered_gamma: true,
+        qk_layernorm: true,
+        rotary_percent: 0.25,
+        attention_output_gate: true,
+        experimental_attention_variant: Some(AttentionVariant::GatedDeltaNet),
+        linear_attention_freq: Some(OneOrMany::Many(vec![1, 1, 1, 0, 1, 1])),
+        linear_key_head_dim: 32,
+        linear_value_head_dim: 32,
+        linear_num_key_heads: 6,
+        linear_num_value_heads: 12,
+        moe_shared_expert_intermediate_size: Some(256),
+        moe_shared_expert_gate: true,
+        ..with_experts(256, nano_llama())
+    }
+}
+
+/// LFM2: two layers with short convolutions to one with attention.
+fn lfm2() -> TransformerConfig {
+    TransformerConfig {
+        num_layers: 12,
+        rotary_base: 1_000_000.0,
+        qk_layernorm: true,
+        hybrid_override_pattern: Some("C-C-*-".repeat(2)),
+        ..nano_llama()
+    }
+}
+
+/// GLM-4.5, two of eight experts a token behind a dense layer.
+fn glm4_moe() -> TransformerConfig {
+    TransformerConfig {
+        qk_layernorm: true,
+        rotary_percent: 0.5,
+        moe_layer_freq: OneOrMany::Many(vec![0, 1, 1, 1, 1, 1]),
+        moe_router_score_function: RouterScoreFunction::Sigmoid,
+        moe_router_enable_expert_bias: true,
+        moe_router_bias_update_rate: 0.0,
+        moe_shared_expert_intermediate_size: Some(384),
+        ..with_experts(384, nano_llama())
+    }
+}
+
+/// Eight experts of this width, two a token.
+fn with_experts(width: usize, model: TransformerConfig) -> TransformerConfig {
+    TransformerConfig {
+        num_moe_experts: Some(8),
+        moe_ffn_hidden_size: Some(width),
+        moe_router_topk: 2,
+        moe_grouped_gemm: true,
+        ..model
+    }
 }
 
 /// Whose layers a model has.
@@ -201,13 +274,7 @@ impl Shape {
                 ..common
             },
             Style::Llama => llama(common),
-            Style::Mixtral => TransformerConfig {
-                num_moe_experts: Some(8),
-                moe_ffn_hidden_size: Some(self.ffn_hidden_size),
-                moe_router_topk: 2,
-                moe_grouped_gemm: true,
-                ..llama(common)
-            },
+            Style::Mixtral => with_experts(self.ffn_hidden_size, llama(common)),
             Style::Gemma => TransformerConfig {
                 rotary_base: 1_000_000.0,
                 rotary_base_local: Some(10_000.0),

@@ -332,6 +332,10 @@ fn presets_have_the_peers_sizes() {
         1_235_814_400,
         1_923_125_248,
         17_621_808,
+        25_794_072,
+        16_524_928,
+        // With the 40 biases in the choice of experts, which are buffers there.
+        29_758_120,
     ];
     for (name, expected) in presets::NAMES.into_iter().zip(counts) {
         let preset = presets::preset(name).unwrap();
