@@ -35,8 +35,8 @@ fn golden_folders() -> Vec<PathBuf> {
         folders
     };
     let model_type = |folder: &PathBuf| {
-        let settings = std::fs::read(folder.join("config.json")).unwrap();
-        serde_json::from_slice::<serde_json::Value>(&settings).unwrap()["model_type"].clone()
+        let settings = std::fs::read_to_string(folder.join("config.json")).unwrap();
+        bridge_models::huggingface::parse_settings(&settings).unwrap()["model_type"].clone()
     };
     let is_known = |folder: &PathBuf| {
         model_type(folder).as_str().is_some_and(|name| bridge_models::families::with_model_type(name).is_some())

@@ -282,7 +282,9 @@ fn the_core_names_no_family() {
         words.extend(
             file.text.split('"').filter(|text| families.iter().any(|family| family == text)).map(str::to_owned),
         );
-        let named = words.iter().find(|word| families.iter().any(|family| word.contains(family.as_str())));
+        // Short names are in other words, as phi is in cudagraphimpl.
+        let names = |word: &str, family: &str| word == family || (family.len() > 3 && word.contains(family));
+        let named = words.iter().find(|word| families.iter().any(|family| names(word, family)));
         assert!(named.is_none(), "{} names {named:?}", file.path);
     }
 }

@@ -130,6 +130,8 @@ fn cases(families: &[Family]) -> Result<Vec<Case>> {
         }
         let path = folder.join("config.json");
         let Ok(text) = fs::read_to_string(&path) else { continue };
+        // Python writes infinity, which JSON does not have.
+        let text = text.replace("Infinity", "null");
         let settings: Value = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
         // A multimodal folder is a case of its language model's family.
         let of_text = settings["text_config"]["model_type"].as_str();

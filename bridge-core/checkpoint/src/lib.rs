@@ -57,6 +57,7 @@
 mod assembly;
 mod async_saver;
 mod checksum;
+mod copied;
 mod error;
 mod exchange;
 mod fsio;

@@ -8,8 +8,6 @@ use bytes::Bytes;
 
 use super::error::CheckpointError;
 use super::fsio::CHUNK_BYTES;
-use super::metadata::TensorRecord;
-use super::reader::Checkpoint;
 use super::tensor::{DType, HostTensor};
 use super::train_state::TrainState;
 
@@ -144,28 +142,6 @@ impl Content {
     }
 }
 
-/// A tensor of another checkpoint.
-struct Copied {
-    checkpoint: Arc<Checkpoint>,
-    name: String,
-    dtype: DType,
-    shape: Vec<usize>,
-}
-
-impl TensorStream for Copied {
-    fn dtype(&self) -> DType {
-        self.dtype
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
-        self.checkpoint.load_tensor(&self.name)?.bytes().chunks(CHUNK_BYTES).try_for_each(write)
-    }
-}
-
 impl ShardTensor {
     /// A whole tensor.
     pub fn whole(name: impl Into<String>, source: HostTensor) -> Self {
@@ -180,17 +156,6 @@ impl ShardTensor {
     fn with_content(name: String, source: Content) -> Self {
         let global_shape = source.shape().to_vec();
         Self { name, offset: vec![0; global_shape.len()], global_shape, source }
-    }
-
-    /// A tensor of another checkpoint, read while it is written.
-    ///
-    /// # Errors
-    /// If `checkpoint` has no tensor of that name.
-    pub fn copied(checkpoint: &Arc<Checkpoint>, name: &str) -> Result<Self, CheckpointError> {
-        let TensorRecord { dtype, shape, .. } = checkpoint.tensor(name)?;
-        let copy =
-            Copied { name: name.to_owned(), dtype: *dtype, shape: shape.clone(), checkpoint: checkpoint.clone() };
-        Ok(Self::streamed(name, Arc::new(copy)))
     }
 
     /// The slice at `offset` of a tensor of `global_shape`. The save checks that it lies inside,

@@ -3,14 +3,13 @@
 //! section (see `section`). No parsing of `config.json` here.
 
 use bridge_core::config::{
-    Activation, BlockOrder, LoadBalancing, NormPlacement, Normalization, OutputGateForm, QkNormScope, RouterDType,
-    RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
+    Activation, AttentionVariant, BlockOrder, LoadBalancing, NormPlacement, Normalization, OutputGateForm, QkNormScope,
+    RouterDType, RouterScoreFunction, TokenDispatcher, TokenDropPolicy,
 };
 use serde::{Deserialize, Serialize};
 
 use super::choices::{LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
-use super::linear_attention::LinearAttentionConfig;
 use super::moe_codecs;
 use super::section::{SettingCodec, codecs, config_table, setting, setting_or, setting_or_omitted};
 use crate::architecture::recompute::RecomputedParts;
@@ -99,8 +98,8 @@ config_table! {
         /// Gates on attention's output.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_gate: Option<OutputGateForm> = None => codecs::OUTPUT_GATE;
-        /// Limit of queries, keys and values on both sides: after norms that precede the rotation, and
-        /// before the rotation.
+        /// Limit of queries, keys and values on both sides: after norms that precede the rotation,
+        /// and before the rotation.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         clip_qkv: Option<f64> = None => setting!(clip_qkv);
         /// Factor on queries that grows with the position.
@@ -234,6 +233,40 @@ config_table! {
         first: usize = 0 => setting!(query_scale_first_position);
         /// True if only layers without rotary embedding have the factor.
         unrotated_only: bool = false => setting!(query_scale_unrotated_only);
+    }
+}
+
+config_table! {
+    /// Settings of the layers that have the gated delta rule in place of softmax attention.
+    pub struct LinearAttentionConfig {
+        /// The layers.
+        layers: LayerPattern = LayerPattern::All => codecs::LINEAR_LAYERS;
+        /// One decay a token, or one a token and channel.
+        variant: AttentionVariant = AttentionVariant::GatedDeltaNet => SettingCodec {
+            read: |section, _| Ok(section.experimental_attention_variant.unwrap_or(AttentionVariant::GatedDeltaNet)),
+            write: |variant, _, section| section.experimental_attention_variant = Some(*variant),
+        };
+        /// Taps of the convolution of queries, keys and values.
+        conv_kernel: usize = 4 => setting!(linear_conv_kernel_dim);
+        /// Size of a query or key head.
+        key_head_size: usize = 128 => setting!(linear_key_head_dim);
+        /// Size of a value head.
+        value_head_size: usize = 128 => setting!(linear_value_head_dim);
+        /// Query and key heads.
+        num_key_heads: usize = 16 => setting!(linear_num_key_heads);
+        /// Value heads, of which equal runs share a key head.
+        num_value_heads: usize = 32 => setting!(linear_num_value_heads);
+        /// A token may erase twice the old value of its key.
+        doubles_beta: bool = false => setting!(linear_allow_neg_eigval);
+        /// Size between the two matrices that make decays, and between those that make gates;
+        /// `None` is one matrix each.
+        gate_rank: Option<usize> = None => setting!(linear_gate_rank);
+        /// Least logarithm of a decay.
+        decay_bound: Option<f64> = None => setting!(linear_decay_bound);
+        /// Epsilon of the norm of the output, where it is not the model's.
+        norm_epsilon: Option<f64> = None => setting!(linear_norm_epsilon);
+        /// Place of these layers' norms, where it is not the model's.
+        norms: Option<NormPlacement> = None => setting!(linear_norm_placement);
     }
 }
 

@@ -1,47 +1,10 @@
-//! Linear attention in some layers: sizes and switches of the gated delta rule.
+//! Linear attention in some layers: sizes that follow from its settings, and their checks.
 
-use bridge_core::config::{AttentionVariant, NormPlacement};
+use bridge_core::config::AttentionVariant;
 use bridge_core::model::ModelBuildError;
-use serde::{Deserialize, Serialize};
 
-use super::choices::LayerPattern;
-use super::config::{DecoderConfig, ResidualConfig};
+use super::config::{DecoderConfig, LinearAttentionConfig, ResidualConfig};
 use super::limits::{LARGEST_SIZE, invalid};
-use super::section::{SettingCodec, codecs, config_table, setting};
-
-config_table! {
-    /// Settings of the layers that have the gated delta rule in place of softmax attention.
-    pub struct LinearAttentionConfig {
-        /// The layers.
-        layers: LayerPattern = LayerPattern::All => codecs::LINEAR_LAYERS;
-        /// One decay a token, or one a token and channel.
-        variant: AttentionVariant = AttentionVariant::GatedDeltaNet => SettingCodec {
-            read: |section, _| Ok(section.experimental_attention_variant.unwrap_or(AttentionVariant::GatedDeltaNet)),
-            write: |variant, _, section| section.experimental_attention_variant = Some(*variant),
-        };
-        /// Taps of the convolution of queries, keys and values.
-        conv_kernel: usize = 4 => setting!(linear_conv_kernel_dim);
-        /// Size of a query or key head.
-        key_head_size: usize = 128 => setting!(linear_key_head_dim);
-        /// Size of a value head.
-        value_head_size: usize = 128 => setting!(linear_value_head_dim);
-        /// Query and key heads.
-        num_key_heads: usize = 16 => setting!(linear_num_key_heads);
-        /// Value heads, of which equal runs share a key head.
-        num_value_heads: usize = 32 => setting!(linear_num_value_heads);
-        /// A token may erase twice the old value of its key.
-        doubles_beta: bool = false => setting!(linear_allow_neg_eigval);
-        /// Size between the two matrices that make decays, and between those that make gates; `None`
-        /// is one matrix each.
-        gate_rank: Option<usize> = None => setting!(linear_gate_rank);
-        /// Least logarithm of a decay.
-        decay_bound: Option<f64> = None => setting!(linear_decay_bound);
-        /// Epsilon of the norm of the output, where it is not the model's.
-        norm_epsilon: Option<f64> = None => setting!(linear_norm_epsilon);
-        /// Place of these layers' norms, where it is not the model's.
-        norms: Option<NormPlacement> = None => setting!(linear_norm_placement);
-    }
-}
 
 impl LinearAttentionConfig {
     /// Elements of all query heads, or of all key heads.
@@ -67,8 +30,8 @@ impl LinearAttentionConfig {
         }
     }
 
-    /// Rows of the projection from the stream: queries, keys, values, gates, betas and decays. Gates
-    /// and decays that two matrices make have none.
+    /// Rows of the projection from the stream: queries, keys, values, gates, betas and decays.
+    /// Gates and decays that two matrices make have none.
     pub fn projected(&self) -> [usize; 6] {
         let own = |size| if self.gate_rank.is_some() { 0 } else { size };
         let (keys, values) = (self.key_size(), self.value_size());

@@ -147,8 +147,8 @@ pub(crate) mod codecs {
 
     use super::*;
     use crate::architecture::choices::{RopeScaling, YarnConfig};
+    use crate::architecture::config::LinearAttentionConfig;
     use crate::architecture::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
-    use crate::architecture::linear_attention::LinearAttentionConfig;
     use crate::architecture::recompute::RecomputedParts;
 
     /// The width as a multiple of muP's base.

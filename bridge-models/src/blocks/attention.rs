@@ -211,7 +211,8 @@ impl SelfAttention {
             of_linear += queries + keys;
         }
         if normalizes && config.qk_layernorm_scope == QkNormScope::EachHead {
-            // Normalized heads, which the weights multiply, and those that the norm reads, in float32.
+            // Normalized heads, which the weights multiply, and those that the norm reads, in
+            // float32.
             let wider = n * (h + g) * d * (2 * FLOAT32 - a);
             kept += wider;
             of_linear += wider;

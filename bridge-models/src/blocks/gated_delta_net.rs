@@ -1,5 +1,5 @@
-//! Linear attention by the gated delta rule: Gated DeltaNet (Yang et al., arXiv:2412.06464) and Kimi
-//! Delta Attention (arXiv:2510.26692). Queries, keys and values go through a short causal
+//! Linear attention by the gated delta rule: Gated DeltaNet (Yang et al., arXiv:2412.06464) and
+//! Kimi Delta Attention (arXiv:2510.26692). Queries, keys and values go through a short causal
 //! convolution; a state for each value head takes the place of keys and values of earlier tokens;
 //! its output is normalized and gated.
 //!
@@ -26,7 +26,7 @@ use super::recurrent_state::RecurrentState;
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use crate::architecture::config::DecoderConfig;
-use crate::architecture::linear_attention::LinearAttentionConfig;
+use crate::architecture::config::LinearAttentionConfig;
 
 /// The dimension of the sequence in `[b, t, ..]`.
 const SEQUENCE: usize = 1;
@@ -105,8 +105,8 @@ impl GatedDeltaNet {
     /// Cost of the block.
     ///
     /// Each term of `kept` is a tensor that an operation's backward captures: the projection's
-    /// parts, the output of the convolution, the states between chunks, and the outputs of the rule,
-    /// of its norm and of the gate.
+    /// parts, the output of the convolution, the states between chunks, and the outputs of the
+    /// rule, of its norm and of the gate.
     pub fn cost(config: &DecoderConfig, linear: &LinearAttentionConfig, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
         let (ranks, c) = (work.place.tensor.size, config.hidden_size);

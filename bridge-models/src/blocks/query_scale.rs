@@ -1,5 +1,5 @@
-//! Factors on queries that grow with the position, so that attention over long contexts stays sharp:
-//! `1 + beta * log(1 + floor((first + position) / length))`.
+//! Factors on queries that grow with the position, so that attention over long contexts stays
+//! sharp: `1 + beta * log(1 + floor((first + position) / length))`.
 
 use bridge_kernels::rotary::Positions;
 use burn::tensor::{Tensor, TensorData};

@@ -174,6 +174,8 @@ pub const FAMILIES: &[&Family] = &[
 const OTHER_NAMES: &[(&str, &str, &str)] = &[
     ("kimi_k2", "DeepseekV3ForCausalLM", "kimi_k2"),
     ("sarvam_mla", "DeepseekV3ForCausalLM", "sarvam_mla"),
+    // transformers has no class of its own for it, and saves the one that it borrows.
+    ("sarvam_moe", "Glm4MoeForCausalLM", "sarvam_moe"),
     ("bailing_moe", "BailingMoeV2ForCausalLM", "bailing_moe_v2"),
 ];
 

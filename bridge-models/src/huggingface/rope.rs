@@ -130,6 +130,10 @@ pub(crate) fn read_table(
         None => fields.number(beside),
     };
     let percent = number("partial_rotary_factor", form.beside[1])?;
+    // To transformers null is not absence: it stands for whole heads, not for the family's share.
+    let is_null = percent.is_none() && fields.peek(form.beside[1]).is_some_and(Value::is_null);
+    let is_usual = !is_null || form.percent.is_none_or(|usual| usual == 1.0);
+    fields.require(is_usual, form.beside[1], "null", "a share in (0, 1], or no such key")?;
     let original_length = match form.original_length {
         OriginalLength::Beside => fields.size(ORIGINAL_LENGTH)?,
         OriginalLength::BesideOr(usual) => Some(fields.size(ORIGINAL_LENGTH)?.unwrap_or(usual)),
@@ -183,10 +187,10 @@ pub(crate) fn read_by_layer_type(
     let is_known = tables.is_none() || full.is_some() || windowed.is_some();
     let expected = format!("a table {} and a table {}", LAYER_TYPES[0], LAYER_TYPES[1]);
     fields.require(is_known, "rope_parameters", "another table", &expected)?;
-    // transformers puts the old table over the new one, which has a `rope_type` of its own: a
-    // `type` there says nothing.
-    let mut merged = Map::from_iter([("rope_type".to_owned(), json!("default"))]);
-    merged.extend(full.iter().flat_map(Fields::entries));
+    // transformers puts the old table over the new one. Where there is no new one, it takes one
+    // with a `rope_type` of its own: a `type` in the old table then says nothing.
+    let usual = ("rope_type".to_owned(), json!("default"));
+    let mut merged = full.map_or_else(|| Map::from_iter([usual]), |full| full.entries().collect());
     let scaling = fields.filled_table("rope_scaling", "rope_scaling.")?;
     merged.extend(scaling.iter().flat_map(Fields::entries));
     let place = if scaling.is_some() { "rope_scaling." } else { "rope_parameters.full_attention." };
@@ -201,7 +205,8 @@ pub(crate) fn read_by_layer_type(
     let beside = form.local_key.map_or(Ok(None), |key| fields.number(key))?.unwrap_or(form.local_theta);
     let local = match &windowed {
         Some(table) => {
-            table.only("rope_type", &json!("default"))?;
+            let key = if table.get("rope_type").is_some() { "rope_type" } else { "type" };
+            table.only(key, &json!("default"))?;
             table.number("rope_theta")?.unwrap_or(beside)
         }
         None => beside,
@@ -412,15 +417,16 @@ fn yarn(table: &Fields, length: usize, max_positions: usize) -> Result<RopeScali
     // Zero is as good as nothing to transformers.
     let optional = |key| Ok::<_, HfError>(table.number(key)?.filter(|number| *number != 0.0));
     let mscale_all_dim = optional("mscale_all_dim")?;
+    let attention_factor = table.number("attention_factor")?;
     Ok(RopeScaling::Yarn(YarnConfig {
         factor: table.number("factor")?.unwrap_or(max_positions as f64 / length as f64),
         original_max_position_embeddings: length,
         beta_fast: optional("beta_fast")?.unwrap_or(YarnConfig::BETA_FAST),
         beta_slow: optional("beta_slow")?.unwrap_or(YarnConfig::BETA_SLOW),
-        // Alone it says nothing.
-        mscale: optional("mscale")?.filter(|_| mscale_all_dim.is_some()),
+        // Alone it says nothing, and nothing beside the factor that would follow from it.
+        mscale: optional("mscale")?.filter(|_| mscale_all_dim.is_some() && attention_factor.is_none()),
         mscale_all_dim,
-        attention_factor: table.number("attention_factor")?,
+        attention_factor,
         truncate: table.bool("truncate")?.unwrap_or(true),
     }))
 }

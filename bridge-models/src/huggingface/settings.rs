@@ -85,6 +85,14 @@ pub(crate) fn as_said(value: f64, meaning: impl Fn(f64) -> f64, about: f64) -> f
     rounded.chain(beside).find(|number| meaning(*number) == value).unwrap_or(about)
 }
 
+/// The activation under `key`, which has parameters only in a family whose usual one has.
+fn known_activation(fields: &Fields, key: &str, usual: Activation) -> Result<Activation, HfError> {
+    let found = activation(fields, key, usual)?;
+    let expected = "another: this family has no names for the slopes of xielu";
+    fields.require(found != Activation::Xielu || usual == Activation::Xielu, key, "\"xielu\"", expected)?;
+    Ok(found)
+}
+
 impl Setting {
     /// Sets the row's fields of `config` to the values of the file.
     pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
@@ -109,9 +117,9 @@ impl Setting {
                 }
             }
             Self::Switch(key, field, absent) => *field(config) = fields.bool(key)?.unwrap_or(*absent),
-            Self::Activation(key, field, absent) => *field(config) = activation(fields, key, *absent)?,
+            Self::Activation(key, field, absent) => *field(config) = known_activation(fields, key, *absent)?,
             Self::NamedActivation(key, field, usual) => {
-                *field(config) = activation(fields, key, named_activation(usual))?
+                *field(config) = known_activation(fields, key, named_activation(usual))?
             }
             Self::Always(set) => set(config),
             Self::Only(key, expected) => fields.only(key, &expected())?,

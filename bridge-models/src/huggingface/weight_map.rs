@@ -14,7 +14,7 @@ use super::error::HfError;
 use super::family::Family;
 use super::runs::{Run, Strides};
 use super::source::TensorSource;
-use crate::architecture::linear_attention::LinearAttentionConfig;
+use crate::architecture::config::LinearAttentionConfig;
 use crate::decoder::{DecoderConfig, name_behind_layers};
 
 /// One line of a family's table: a pattern of names. `{}` is a placeholder for a number (of a layer
@@ -40,8 +40,8 @@ pub(crate) struct WeightRule {
     /// Alternative names. Files may contain the tensor under these as well, or under one of these
     /// alone; exports do not write them.
     optional_aliases: &'static [&'static str],
-    /// True if the rows of all experts are one after the other in the tensor, without a dimension of
-    /// experts.
+    /// True if the rows of all experts are one after the other in the tensor, without a dimension
+    /// of experts.
     joins_experts: bool,
     /// Models that the rule applies to; `None` for all.
     applies_to: Option<fn(&DecoderConfig) -> bool>,
@@ -131,8 +131,8 @@ impl WeightRule {
         Self { storage: Storage::RowsAreInputs, ..self }
     }
 
-    /// [`Self::stacked`], where the rows of all experts are one after the other, without a dimension
-    /// of experts.
+    /// [`Self::stacked`], where the rows of all experts are one after the other, without a
+    /// dimension of experts.
     pub const fn joined(self) -> Self {
         Self { joins_experts: true, ..self.stacked() }
     }
@@ -172,8 +172,8 @@ pub(crate) enum Fusion {
     /// Rows of query, key and value from one tensor that has all queries first, then keys, then
     /// values.
     PackedQkv,
-    /// The same three tensors, where the first has the rows of a query head, then those of its gate,
-    /// and so on.
+    /// The same three tensors, where the first has the rows of a query head, then those of its
+    /// gate, and so on.
     GatedQkv,
     /// One tensor with a row of weights a head, `[heads, head size]`, of a vector of all.
     HeadRows,

@@ -104,14 +104,14 @@ pub(crate) fn write_pattern(config: &DecoderConfig, settings: &mut Map<String, V
     settings.insert("layer_types".into(), type_names(&windowed_layers(config)));
 }
 
-/// The size in families with a switch `use_sliding_window`.
-pub(crate) fn switched_size(fields: &Fields) -> Result<Option<usize>, HfError> {
+/// The size in families with a switch `use_sliding_window`, which is `absent` without a key.
+pub(crate) fn switched_size(fields: &Fields, absent: Option<usize>) -> Result<Option<usize>, HfError> {
     if fields.bool("use_sliding_window")? != Some(true) {
         // transformers writes 0 for Qwen 2 with experts.
         fields.ask("sliding_window");
         return Ok(None);
     }
-    let size = fields.size("sliding_window")?;
+    let size = if fields.has(SIZE) { fields.size(SIZE)? } else { absent };
     size.map(Some).ok_or_else(|| fields.error("sliding_window", "no value", "an integer of at least 1"))
 }
 

@@ -139,7 +139,7 @@ fn state_space() -> Vec<Row> {
         row("model.mamba_chunk_size", &hybrid, &[AS_IT_IS, "4"]).moves("params"),
         row("model.mamba_time_step_min", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.mamba_time_step_max", &hybrid, &[AS_IT_IS, "0.001"]).moves("loss_1"),
-        row("model.mamba_out_proj_bias", &hybrid, &[AS_IT_IS, "true"]).moves("grad_norm_1 shapes slices"),
+        row("model.mamba_out_proj_bias", &hybrid, &["false", "true"]).moves("grad_norm_1 shapes slices"),
         switch_off("model.mamba_rms_norm", &hybrid).moves("loss_1 shapes slices"),
         switch("model.mamba_norm_before_gate", &hybrid).moves("loss_1"),
         row("model.mamba_dt_rank", &selective, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
@@ -242,7 +242,7 @@ fn attention() -> Vec<Row> {
         )
         .moves("loss_1 flops shapes slices"),
         row("model.clip_qkv", &tiny(), &[AS_IT_IS, "0.01"]).moves("loss_1"),
-        row("model.query_scale_beta", &large, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.query_scale_beta", &large, &[AS_IT_IS, "0.5"]).moves("loss_1 console"),
         row("model.query_scale_length", &scaled, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.query_scale_first_position", &scaled, &[AS_IT_IS, "1"]).moves("loss_1"),
         switch("model.query_scale_unrotated_only", &scaled).moves("loss_1"),
@@ -286,7 +286,8 @@ fn linear_attention() -> Vec<Row> {
         row("model.linear_gate_rank", &kimi, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
         row("model.linear_decay_bound", &kimi, &[AS_IT_IS, "-2.0"]).moves("loss_1"),
         row("model.linear_norm_epsilon", &delta, &[AS_IT_IS, "0.1"]).moves("loss_1"),
-        row("model.linear_norm_placement", &delta, &[AS_IT_IS, "output"]).moves("loss_1"),
+        row("model.linear_norm_placement", &delta, &["before", "output", "sandwich", "sum"])
+            .moves("loss_1 shapes slices"),
     ]
 }
 

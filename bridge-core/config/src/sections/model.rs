@@ -80,8 +80,8 @@ section! {
         seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = rope"),
             excludes("model.rope_scaling: both scale the rotary frequencies");
-        /// Growth of the rotary base by this to the power of d / (d - 2), for d rotated elements of a
-        /// head (ours).
+        /// Growth of the rotary base by this to the power of d / (d - 2), for d rotated elements of
+        /// a head (ours).
         rope_ntk_alpha: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.position_embedding_type = rope"),
             excludes("model.rope_scaling | model.seq_len_interpolation_factor: both change the rotary frequencies");
@@ -169,8 +169,8 @@ section! {
             idle_unless("model.attention_output_gate");
         /// Limit of queries, keys and values on both sides, before the rotation (ours).
         clip_qkv: Option<f64> = None, Limits::ABOVE_ZERO;
-        /// Factor on queries by position: 1 + this * log(1 + floor(position / `query_scale_length`))
-        /// (ours).
+        /// Factor on queries by position: 1 + this * log(1 + floor(position /
+        /// `query_scale_length`)) (ours).
         query_scale_beta: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Positions between two values of this factor (ours).
         query_scale_length: usize = 8192, Limits::SIZE, idle_unless("model.query_scale_beta");
@@ -572,7 +572,7 @@ section! {
         mamba_out_proj_bias: Option<bool> = None;
         /// A norm of the output of a Mamba layer's scan (ours; upstream: an argument of its layer).
         mamba_rms_norm: bool = true;
-        /// That norm is taken before its output is gated, not after (ours; upstream: an argument of
+        /// Take that norm before its output is gated, not after (ours; upstream: an argument of
         /// its layer).
         mamba_norm_before_gate: bool = false, needs("model.mamba_rms_norm");
         /// Size of the vector that makes the time steps of a layer S; null means a sixteenth of

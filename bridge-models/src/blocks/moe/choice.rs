@@ -14,8 +14,8 @@ pub(super) struct Settings {
     pub pre_softmax: bool,
     pub scaling_factor: f64,
     pub precision: Option<RouterDType>,
-    /// With softmax scores experts are compared by probabilities, to which a bias may be added, or of
-    /// which a group has a sum.
+    /// With softmax scores experts are compared by probabilities, to which a bias may be added, or
+    /// of which a group has a sum.
     pub compares_probabilities: bool,
     pub sparsemixer_jitter: f64,
 }

@@ -1,5 +1,5 @@
-//! AFMoE (Trinity): norms before and after blocks, gates on attention's output, rotation in windowed
-//! layers only, a few dense layers, then experts behind a sigmoid router and a shared one.
+//! AFMoE (Trinity): norms before and after blocks, gates on attention's output, rotation in
+//! windowed layers only, a few dense layers, then experts behind a sigmoid router and a shared one.
 
 mod config;
 #[cfg(test)]

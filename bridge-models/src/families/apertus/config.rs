@@ -26,10 +26,10 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// Without a table of rotary settings frequencies are scaled as in the released models.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let tables = ["rope_scaling", "rope_parameters"];
-    let has_table = tables.map(|key| fields.filled_table(key, "").map(|table| table.is_some()));
-    let [old, new] = has_table;
-    if old? || new? {
+    // transformers takes an empty old table for none, and an empty new one for frequencies that are
+    // not scaled.
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    if old.is_some() || fields.get("rope_parameters").is_some() {
         return rope::read(fields, config, FORM);
     }
     let usual = json!({

@@ -11,7 +11,7 @@ use crate::families::mixture::{experts, read_first_dense, read_mlp_layer_types, 
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::rope;
+use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -21,7 +21,13 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LATENT),
     Setting::Always(|c| c.output_gate = Some(OutputGateForm::Head)),
     Setting::Keys { read: read_linear, write: write_linear },
+    // The second name, which transformers writes too, counts where both are there.
     size_or("short_conv_kernel_size", |c| &mut linear(c).conv_kernel, |_, _| Ok(4)),
+    size_or(
+        "linear_conv_kernel_dim",
+        |c| &mut linear(c).conv_kernel,
+        |_, c| Ok(c.linear_attention.as_ref().map_or(4, |linear| linear.conv_kernel)),
+    ),
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(768)),
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(512)),
     size_or("num_experts_per_token", |c| &mut experts(c).topk, |_, _| Ok(8)),
@@ -45,7 +51,6 @@ pub(super) const SETTINGS: &[Setting] = &[
 fn read_linear(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let (size, written) = (fields.size("head_dim")?, fields.size("linear_head_dim")?);
     let heads = fields.size("linear_num_heads")?.unwrap_or(config.num_attention_heads);
-    fields.ask("linear_conv_kernel_dim");
     set_kimi_heads(config, heads, written.or(size).unwrap_or(128));
     let is_bounded = fields.bool("kda_safe_gate")?.unwrap_or(true);
     let bound = fields.number("kda_lower_bound")?.unwrap_or(-5.0);
@@ -66,5 +71,5 @@ fn write_linear(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 
 /// Rotation in pairs, by the base 6,000,000 where no key says it.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    read_latent_rope(fields, config, true)
+    read_latent_rope(fields, config, true, RopeForm { theta: 6_000_000.0, ..RopeForm::USUAL })
 }

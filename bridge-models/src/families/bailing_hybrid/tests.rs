@@ -1,5 +1,5 @@
-//! Features of Bailing Hybrid beyond Kimi Linear. Import, export and reference values are tested for
-//! all families in `huggingface/tests`.
+//! Features of Bailing Hybrid beyond Kimi Linear. Import, export and reference values are tested
+//! for all families in `huggingface/tests`.
 
 use serde_json::json;
 

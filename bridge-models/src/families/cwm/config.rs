@@ -36,7 +36,10 @@ pub(super) const SETTINGS: &[Setting] = &[
 /// Without a table frequencies are scaled as in Llama 3.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     rope::read(fields, config, FORM)?;
-    let has_table = ["rope_scaling", "rope_parameters"].iter().any(|key| fields.get(key).is_some());
+    // transformers takes an empty old table for none, and an empty new one for frequencies that are
+    // not scaled.
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    let has_table = old.is_some() || fields.get("rope_parameters").is_some();
     if let PositionEmbedding::Rope(rope) = &mut config.position_embedding
         && !has_table
     {

@@ -1,5 +1,5 @@
-//! Settings of DBRX; absent ones have the values of `DbrxConfig` and of its two tables. Jitter of the
-//! router and the weight of its loss are of training, so that a recipe has them.
+//! Settings of DBRX; absent ones have the values of `DbrxConfig` and of its two tables. Jitter of
+//! the router and the weight of its loss are of training, so that a recipe has them.
 
 use bridge_core::config::Normalization;
 use serde_json::{Map, Value, json};

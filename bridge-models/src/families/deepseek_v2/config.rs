@@ -13,7 +13,7 @@ use crate::families::mixture::{
 };
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::rope;
+use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -43,7 +43,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, true), write: rope::write },
+    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, true, RopeForm::USUAL), write: rope::write },
     Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
 

@@ -95,13 +95,18 @@ pub(crate) const SHARED: &str = "n_shared_experts";
 /// Rotation in pairs of even and odd elements, or of the two halves.
 pub(crate) fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let interleaved = fields.bool("rope_interleave")?.unwrap_or(true);
-    read_latent_rope(fields, config, interleaved)
+    read_latent_rope(fields, config, interleaved, RopeForm::USUAL)
 }
 
 /// The rotated part of a head. With YaRN scores grow as cosines and sines would for
 /// `mscale_all_dim`, which these then do not.
-pub(crate) fn read_latent_rope(fields: &Fields, config: &mut DecoderConfig, interleaved: bool) -> Result<(), HfError> {
-    let rope = rope::of_all_layers(fields, config.max_position_embeddings, RopeForm::USUAL)?;
+pub(crate) fn read_latent_rope(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    interleaved: bool,
+    form: RopeForm,
+) -> Result<(), HfError> {
+    let rope = rope::of_all_layers(fields, config.max_position_embeddings, form)?;
     if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
         && let Some(mscale) = yarn.mscale_all_dim
     {

@@ -71,7 +71,9 @@ const POSITIONS: &str = "position_embedding_type";
 /// Attention rotates if `position_embedding_type` is "rope", and has no positions otherwise.
 fn read_positions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     if fields.string(POSITIONS)? == Some("rope") {
-        return rope::read(fields, config, RopeForm::USUAL);
+        rope::read(fields, config, RopeForm::USUAL)?;
+        pairs::rotates_attention_alone(config);
+        return Ok(());
     }
     config.position_embedding = PositionEmbedding::None;
     ["rope_parameters", "rope_scaling", "rope_theta"].iter().for_each(|key| fields.ask(key));

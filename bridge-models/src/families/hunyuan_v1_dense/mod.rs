@@ -1,5 +1,5 @@
-//! Hunyuan, dense: a Llama whose queries and keys are normalized per head after the rotation, with a
-//! grown rotary base.
+//! Hunyuan, dense: a Llama whose queries and keys are normalized per head after the rotation, with
+//! a grown rotary base.
 
 pub(super) mod config;
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Features of dense Hunyuan models beyond Llama. Import, export and reference values are tested for
-//! all families in `huggingface/tests`.
+//! Features of dense Hunyuan models beyond Llama. Import, export and reference values are tested
+//! for all families in `huggingface/tests`.
 
 use serde_json::json;
 

@@ -1,5 +1,5 @@
-//! Hunyuan with experts (A13B): the dense model's attention, experts in every layer and a shared one of
-//! the same size.
+//! Hunyuan with experts (A13B): the dense model's attention, experts in every layer and a shared
+//! one of the same size.
 
 mod config;
 #[cfg(test)]

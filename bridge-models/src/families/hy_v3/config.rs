@@ -1,10 +1,11 @@
 //! Settings of Hunyuan 3; absent ones have the values of `HYV3Config`.
 
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, ROPE, SIZES};
+use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::mixture::{
     experts, first_is_dense, read_factor, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
     write_mlp_layer_types, write_shared,
 };
+use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -34,7 +35,10 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    ROPE,
+    Setting::Keys {
+        read: |fields, c| rope::read(fields, c, RopeForm { theta: 11_158_840.0, ..RopeForm::USUAL }),
+        write: rope::write,
+    },
     // Sums of two numbers in 16 bits are computed in float32 and rounded with it and without.
     Setting::Unused(&["enable_moe_fp32_combine"]),
 ];

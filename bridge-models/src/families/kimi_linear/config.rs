@@ -79,15 +79,18 @@ fn read_linear(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     set_kimi_heads(config, heads, head_size);
     linear(config).gate_rank = Some(head_size);
     linear(config).conv_kernel = size("short_conv_kernel_size", "linear_conv_kernel_dim", 4)?;
-    let full = table.as_ref().and_then(|table| table.get("full_attn_layers")).and_then(Value::as_array);
-    let full: Option<Vec<u64>> = full.map(|numbers| numbers.iter().filter_map(Value::as_u64).collect());
-    if let Some(table) = &table {
-        table.ask("kda_layers");
-    }
-    match full {
-        Some(full) if !fields.has("layer_types") => {
-            let layers = (1..=config.num_layers as u64).map(|number| !full.contains(&number)).collect();
-            linear(config).layers = LayerPattern::from_list(layers);
+    let numbers = |key| -> Option<Vec<u64>> {
+        let numbers = table.as_ref()?.get(key)?.as_array()?;
+        Some(numbers.iter().filter_map(Value::as_u64).collect())
+    };
+    // One list alone says nothing to transformers.
+    match (numbers("full_attn_layers"), numbers("kda_layers"), &table) {
+        (Some(full), Some(kda), Some(table)) if fields.get("layer_types").is_none() => {
+            let all = 1..=config.num_layers as u64;
+            let named_once = all.clone().all(|number| full.contains(&number) != kda.contains(&number));
+            let expected = "each layer, counted from 1, in one of full_attn_layers and kda_layers";
+            table.require(named_once, "kda_layers", &format!("{kda:?}"), expected)?;
+            linear(config).layers = LayerPattern::from_list(all.map(|number| kda.contains(&number)).collect());
             Ok(())
         }
         _ => read_linear_layers(fields, config, |layer| layer == 0 || layer % 4 != 0),

@@ -20,6 +20,7 @@ pub(super) const SETTINGS: &[Setting] = &[
             let mixers = pairs::listed_mixers(fields, config, MIXERS)?.or(numbered);
             let mixers = mixers.unwrap_or_else(|| vec![HybridBlock::Attention; config.num_layers]);
             pairs::set_layers(config, &mixers, |_| false);
+            pairs::rotates_attention_alone(config);
             Ok(())
         },
         write: |config, settings| {

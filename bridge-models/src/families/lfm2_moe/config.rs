@@ -38,6 +38,7 @@ fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(true);
     moe.topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
     pairs::set_layers(config, &mixers, |layer| layer as u64 >= dense);
+    pairs::rotates_attention_alone(config);
     Ok(())
 }
 

@@ -9,7 +9,7 @@ use crate::families::deepseek_v3::config::{
 use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
-use crate::huggingface::rope;
+use crate::huggingface::rope::{self, RopeForm};
 use crate::huggingface::settings::{Setting, as_said, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -29,7 +29,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
-    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, false), write: rope::write },
+    Setting::Keys { read: |fields, c| read_latent_rope(fields, c, false, RopeForm::USUAL), write: rope::write },
     Setting::Number("scale_emb", |c| &mut c.embedding_multiplier, |_, _| Ok(12.0)),
     Setting::Keys { read: read_factors, write: write_factors },
     Setting::Unused(&["head_dim", "qk_head_dim"]),

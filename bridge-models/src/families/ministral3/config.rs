@@ -66,6 +66,14 @@ pub(crate) fn read_query_scale(table: Option<&Fields>, config: &mut DecoderConfi
         PositionEmbedding::Rope(RopeConfig { scaling: Some(RopeScaling::Yarn(yarn)), .. }) => {
             Some(yarn.original_max_position_embeddings)
         }
+        PositionEmbedding::Rope(RopeConfig {
+            scaling:
+                Some(
+                    RopeScaling::Llama3 { original_max_position_embeddings: length, .. }
+                    | RopeScaling::LongRope { original_max_position_embeddings: length, .. },
+                ),
+            ..
+        }) => Some(*length),
         _ => table.size(ORIGINAL_LENGTH)?,
     };
     let expected = "an integer of at least 1: queries grow by steps of this length";
@@ -79,8 +87,11 @@ pub(crate) fn write_positions(config: &DecoderConfig, settings: &mut Map<String,
     rope::write(config, settings);
     settings.remove("rope_scaling");
     let table = settings.get_mut("rope_parameters").and_then(Value::as_object_mut);
-    if let (Some(table), Some(scale)) = (table, &config.query_scale) {
-        table.insert(BETA.into(), json!(scale.beta));
-        table.entry(ORIGINAL_LENGTH).or_insert(json!(scale.length));
+    if let Some(table) = table {
+        // transformers multiplies by the growth in every model: without one it is zero.
+        let none = (0.0, config.max_position_embeddings);
+        let (beta, length) = config.query_scale.map_or(none, |scale| (scale.beta, scale.length));
+        table.insert(BETA.into(), json!(beta));
+        table.entry(ORIGINAL_LENGTH).or_insert(json!(length));
     }
 }

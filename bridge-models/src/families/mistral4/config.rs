@@ -72,11 +72,14 @@ fn rotated_share(config: &DecoderConfig) -> f64 {
     config.rotary_head() as f64 / config.kv_channels as f64
 }
 
-/// The rotated part of a head, and the factor on queries. Scores grow as cosines and sines would for
-/// `mscale_all_dim`.
+/// The rotated part of a head, and the factor on queries. Scores grow as cosines and sines would
+/// for `mscale_all_dim`.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    // A base beside it says nothing.
     let usual = json!({
         "rope_type": "yarn",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": rotated_share(config),
         "factor": 128.0,
         "original_max_position_embeddings": 8192,
         "beta_fast": 32.0,

@@ -1,5 +1,5 @@
-//! Mistral 4: latent attention with YaRN, whose queries grow with the position, and experts behind a
-//! softmax router, with one that all tokens go through.
+//! Mistral 4: latent attention with YaRN, whose queries grow with the position, and experts behind
+//! a softmax router, with one that all tokens go through.
 
 mod config;
 #[cfg(test)]

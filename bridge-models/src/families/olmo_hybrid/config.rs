@@ -63,27 +63,23 @@ pub(super) const SETTINGS: &[Setting] = &[
     ]),
 ];
 
-/// Without a base of the frequencies nothing is rotated.
+/// Nothing is rotated if the base of the frequencies is null. transformers rotates by its usual
+/// base where no key says it, also if the whole table is null.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let table = fields.filled_table("rope_parameters", "rope_parameters.")?;
-    let base = match &table {
-        Some(table) => table.number("rope_theta")?,
-        None => fields.number("rope_theta")?,
-    };
-    match base {
-        Some(_) => rope::read(fields, config, RopeForm::USUAL),
-        None => {
-            table.iter().for_each(|table| table.ask("rope_type"));
-            Ok(())
-        }
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
+    let place = table.filter(|table| table.has("rope_theta")).unwrap_or(*fields);
+    if place.has("rope_theta") && place.get("rope_theta").is_none() {
+        return Ok(());
     }
+    rope::read(fields, config, RopeForm::USUAL)
 }
 
 fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     match &config.position_embedding {
         PositionEmbedding::Rope(_) => rope::write(config, settings),
         PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None => {
-            settings.insert("rope_parameters".into(), json!(null));
+            settings.insert("rope_parameters".into(), json!({ "rope_type": "default", "rope_theta": null }));
         }
     }
 }

@@ -21,8 +21,14 @@ fn sizes_of_linear_attention_follow_from_those_of_the_model() {
 fn without_a_base_nothing_is_rotated() {
     let positions = |more| read_back(&FAMILY, more).position_embedding;
     let unrotated = json!({ "rope_parameters": { "rope_theta": null, "rope_type": "default" } });
-    for more in [json!({}), json!({ "rope_parameters": null }), unrotated] {
+    for more in [json!({ "rope_theta": null }), unrotated] {
         assert_eq!(positions(more), PositionEmbedding::None);
+    }
+    // transformers rotates without the key.
+    for more in
+        [json!({}), json!({ "rope_parameters": null }), json!({ "rope_parameters": { "rope_type": "default" } })]
+    {
+        assert!(matches!(positions(more), PositionEmbedding::Rope(rope) if rope.base == 1e4));
     }
     let rotated = json!({ "rope_parameters": { "rope_theta": 5e5, "rope_type": "default" } });
     assert!(matches!(positions(rotated), PositionEmbedding::Rope(rope) if rope.base == 5e5));

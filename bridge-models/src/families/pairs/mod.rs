@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern};
+use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, PositionEmbedding};
 use crate::families::mamba2::config::{TIME_STEP_LIMIT, mamba, silu};
 use crate::families::mixture::experts;
 use crate::huggingface::error::HfError;
@@ -30,6 +30,14 @@ pub(super) fn set_layers(config: &mut DecoderConfig, mixers: &[HybridBlock], has
     match &mut config.hybrid {
         Some(hybrid) => hybrid.layers = layers,
         None => config.hybrid = Some(HybridConfig::new(layers)),
+    }
+}
+
+/// Takes the rotation from a decoder without a layer that has attention. Layers and positions are
+/// set before.
+pub(super) fn rotates_attention_alone(config: &mut DecoderConfig) {
+    if !layers(config).iter().any(|[mixer, _]| *mixer == HybridBlock::Attention) {
+        config.position_embedding = PositionEmbedding::None;
     }
 }
 

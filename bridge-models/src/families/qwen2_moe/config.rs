@@ -48,7 +48,7 @@ pub(crate) fn write_shared_expert(config: &DecoderConfig, settings: &mut Map<Str
 /// A window in the layers that `layer_types` names, or in every other layer, from the first on,
 /// below number `max_window_layers`.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let size = windows::switched_size(fields)?;
+    let size = windows::switched_size(fields, Some(4096))?;
     let end = fields.get("max_window_layers").map_or(Some(28), Value::as_u64);
     let error = || fields.error("max_window_layers", "something else", "an integer of at least 0");
     let end = end.ok_or_else(error)?;

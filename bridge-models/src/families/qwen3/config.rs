@@ -25,7 +25,7 @@ pub(crate) const SLIDING_WINDOW_UPPER_LAYERS: Setting = Setting::Keys { read: re
 /// A window of `sliding_window` tokens in the layers that `layer_types` names, or from number
 /// `max_window_layers` on.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let size = windows::switched_size(fields)?;
+    let size = windows::switched_size(fields, Some(4096))?;
     windows::read_upper_layers(fields, config, size, 28)
 }
 

@@ -1,5 +1,5 @@
-//! Qwen 3.5 without experts, the language model: Qwen3-Next's attention, with a matrix for each part
-//! of linear attention's projection.
+//! Qwen 3.5 without experts, the language model: Qwen3-Next's attention, with a matrix for each
+//! part of linear attention's projection.
 
 pub(super) mod weights;
 

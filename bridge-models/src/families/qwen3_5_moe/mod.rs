@@ -1,5 +1,5 @@
-//! Qwen 3.5 with experts, the language model: Qwen 3.5's attention and Qwen3-Next's experts in every
-//! layer.
+//! Qwen 3.5 with experts, the language model: Qwen 3.5's attention and Qwen3-Next's experts in
+//! every layer.
 
 use super::llama::config::SIZES_BESIDE_MLP;
 use super::mixture::experts;

@@ -60,7 +60,7 @@ fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 
 /// A window in all layers or none.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let size = windows::switched_size(fields)?;
+    let size = windows::switched_size(fields, Some(4096))?;
     windows::set(config, size, vec![size.is_some(); config.num_layers]);
     Ok(())
 }

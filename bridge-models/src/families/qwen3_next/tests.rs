@@ -1,5 +1,5 @@
-//! Features of Qwen3-Next beyond Qwen 3 with experts. Import, export and reference values are tested
-//! for all families in `huggingface/tests`.
+//! Features of Qwen3-Next beyond Qwen 3 with experts. Import, export and reference values are
+//! tested for all families in `huggingface/tests`.
 
 use serde_json::json;
 

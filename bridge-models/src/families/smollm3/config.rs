@@ -62,7 +62,7 @@ fn write_no_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 
 /// A window in the layers that `layer_types` names, or in those without rotary embedding.
 fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let size = windows::switched_size(fields)?;
+    let size = windows::switched_size(fields, None)?;
     let usual = |config: &DecoderConfig| {
         let is_rotated = config.position_embedding != PositionEmbedding::None;
         let is_windowed = |layer| size.is_some() && (!is_rotated || config.no_rope_layers.includes(layer));

@@ -1,5 +1,5 @@
-//! StableLM: a Llama with LayerNorm, a quarter of each head rotated, and optional norms with weights
-//! for each query and key head.
+//! StableLM: a Llama with LayerNorm, a quarter of each head rotated, and optional norms with
+//! weights for each query and key head.
 
 mod config;
 #[cfg(test)]

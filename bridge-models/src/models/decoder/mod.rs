@@ -29,11 +29,10 @@ mod tests;
 
 pub use crate::architecture::choices::{LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
-    DecoderConfig, EncoderConfig, LatentConfig, MoeConfig, NormConfig, PositionEmbedding, QueryScaleConfig,
-    RelativeConfig, ResidualConfig, RopeConfig,
+    DecoderConfig, EncoderConfig, LatentConfig, LinearAttentionConfig, MoeConfig, NormConfig, PositionEmbedding,
+    QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig,
 };
 pub use crate::architecture::hybrid::{BlockFactors, HybridBlock, HybridConfig, MambaConfig, ShortConvConfig};
-pub use crate::architecture::linear_attention::LinearAttentionConfig;
 pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };
