@@ -223,6 +223,8 @@ impl Run {
             match self.meddling {
                 Meddling::Watch => watched.look(child.id(), folder),
                 Meddling::Signal(name) if !is_sent && has_trained(folder) => {
+                    // The log tells of a step before the run looks for signals.
+                    std::thread::sleep(Duration::from_millis(20));
                     let process = child.id().to_string();
                     assert!(Command::new("kill").args(["-s", name, &process]).status().unwrap().success());
                     is_sent = true;

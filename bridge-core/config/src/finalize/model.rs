@@ -21,7 +21,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
     sizes_are_given(draft);
     fill_sizes(draft);
     heads_fit(draft);
-    rotates_whole_pairs(draft);
+    rotary_size_is_even(draft);
     activation_fits(draft);
     let windowed_layers = windowed_layers(draft);
     let no_rope_layers = no_rope_layers(draft);
@@ -150,7 +150,7 @@ fn uses_rope(model: &TransformerConfig) -> bool {
     )
 }
 
-fn rotates_whole_pairs(draft: &mut Draft<'_>) {
+fn rotary_size_is_even(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     if !uses_rope(&model) {
         return;

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
+use crate::families::llama::config::{ATTENTION_BIAS, HEAD_SIZE, ROWS_BESIDE_ACTIVATION, SIZES};
 use crate::huggingface::error::HfError;
 use crate::huggingface::fields::Fields;
 use crate::huggingface::rope::{self, RopeForm};
@@ -15,7 +15,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(65_536)),
-    Setting::Rows(BLOCKS),
+    Setting::Rows(ROWS_BESIDE_ACTIVATION),
     Setting::Always(|c| (c.gated_linear_unit, c.qk_layernorm) = (false, true)),
     Setting::NamedActivation("hidden_act", |c| &mut c.activation, "xielu"),
     Setting::Rows(ATTENTION_BIAS),

@@ -54,12 +54,17 @@ pub(crate) const LAYERS: &[Setting] = &[
 /// Settings with the same default in all families of the Llama line: RMSNorm, attention with the
 /// usual factor, a gated unit.
 pub(crate) const BLOCKS: &[Setting] = &[
+    Setting::Rows(ROWS_BESIDE_ACTIVATION),
+    Setting::Activation("hidden_act", |c| &mut c.activation, Activation::Silu),
+];
+
+/// [`BLOCKS`] for families with another usual activation.
+pub(crate) const ROWS_BESIDE_ACTIVATION: &[Setting] = &[
     USUAL_SOFTMAX_SCALE,
     Setting::Always(|c| {
         c.norm.kind = Normalization::RmsNorm;
         c.gated_linear_unit = true;
     }),
-    Setting::Activation("hidden_act", |c| &mut c.activation, Activation::Silu),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
     Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
 ];

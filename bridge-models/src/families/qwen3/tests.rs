@@ -45,7 +45,7 @@ fn a_window_counts_the_query_and_is_in_the_layers_it_is_said_of() {
 #[test]
 fn wrong_windows_are_named() {
     for (key, settings) in [
-        ("sliding_window", json!({ "use_sliding_window": true })),
+        ("sliding_window", json!({ "use_sliding_window": true, "sliding_window": null })),
         ("layer_types", json!({ "layer_types": ["full_attention"] })),
         (
             "layer_types",

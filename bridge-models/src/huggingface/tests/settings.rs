@@ -70,8 +70,8 @@ fn yarn_and_longrope_have_the_defaults_of_transformers() {
         attention_factor: None,
         truncate: true,
     };
-    // The context grows from 32 tokens to the 128 of the model; zero and `mscale` without
-    // `mscale_all_dim` have no effect.
+    // The context grows from 32 tokens to the 128 of the model. Zero has no effect, and neither has
+    // `mscale` without `mscale_all_dim` or beside `attention_factor`.
     let short = json!({ "type": "yarn", "original_max_position_embeddings": 32, "mscale": 0.7, "beta_fast": 0 });
     assert_eq!(table(short), RopeScaling::Yarn(whole));
     let long = json!({
@@ -83,7 +83,7 @@ fn yarn_and_longrope_have_the_defaults_of_transformers() {
         original_max_position_embeddings: 64,
         beta_fast: 20.0,
         beta_slow: 2.0,
-        mscale: Some(0.7),
+        mscale: None,
         mscale_all_dim: Some(0.9),
         attention_factor: Some(1.5),
         truncate: false,
