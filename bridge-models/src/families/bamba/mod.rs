@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "bamba",
     architecture: "BambaForCausalLM",
     settings: config::SETTINGS,
-    weights: &[pairs::weights::MIXERS, pairs::weights::FEED_FORWARD, llama::weights::WEIGHTS],
+    weights: &[pairs::MIXER_WEIGHTS, pairs::FEED_FORWARD_WEIGHTS, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],

@@ -14,7 +14,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "granitemoehybrid",
     architecture: "GraniteMoeHybridForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::WEIGHTS, weights::ON_DISK, weights::OF_MODULE, pairs::weights::MIXERS, llama::weights::WEIGHTS],
+    weights: &[weights::WEIGHTS, weights::ON_DISK, weights::OF_MODULE, pairs::MIXER_WEIGHTS, llama::weights::WEIGHTS],
     prefix: "model.",
     buffers: &[".rotary_emb.inv_freq"],
     module_names: &[],

@@ -17,8 +17,8 @@ pub(super) static FAMILY: Family = Family {
     weights: &[
         weights::APART,
         weights::STACKED,
-        pairs::weights::MIXERS,
-        pairs::weights::FEED_FORWARD,
+        pairs::MIXER_WEIGHTS,
+        pairs::FEED_FORWARD_WEIGHTS,
         llama::weights::WEIGHTS,
     ],
     prefix: "model.",
