@@ -246,10 +246,7 @@ impl Scan {
             let values = task.token(self, inputs, token);
             let row = task.row(self, token);
             task.step(&values, &inputs.b[row..row + n], &mut states, |_, _| {});
-            let mut output = [0.0; LANES];
-            for lane in 0..LANES {
-                output[lane] = task.d[lane] * values.x[lane];
-            }
+            let mut output: [f32; LANES] = std::array::from_fn(|lane| task.d[lane] * values.x[lane]);
             for (state, c) in states.iter().zip(&inputs.c[row..row + n]) {
                 for lane in 0..LANES {
                     output[lane] += c * state[lane];
