@@ -109,7 +109,7 @@ fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<
 }
 
 /// Layouts that a golden model cannot have, and text of the refusal.
-const REFUSED: [(&str, &str, &str); 14] = [
+const REFUSED: [(&str, &str, &str); 16] = [
     ("bamba", "TP 2", "model.mamba_num_groups: expected a multiple"),
     ("bamba", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("falcon_h1", "TP 2", "model.mamba_num_groups: expected a multiple"),
@@ -123,6 +123,8 @@ const REFUSED: [(&str, &str, &str); 14] = [
     ("nemotron_h_latent", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("nemotron_h_dense", "TP 2", "model.num_attention_heads: must be divisible"),
     ("nemotron_h_dense", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
+    ("phi", "TP 2", "model.num_attention_heads: must be divisible"),
+    ("stablelm", "TP 2", "model.num_attention_heads: must be divisible"),
     ("t5", "CP 2", "model.context_parallel_size: model.kind = \"t5\" does not have this setting"),
 ];
 

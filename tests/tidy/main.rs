@@ -101,10 +101,14 @@ const TENSORS: [&str; 4] = ["model", "optim", "testing", "train"];
 const TENSOR_FILES: [&str; 2] = ["bridge-core/src/plan/memory.rs", "bridge-core/src/plan/traffic/model.rs"];
 
 /// Files of names that Megatron Bridge's configurations have.
-const UPSTREAMS_NAMES: [&str; 4] = [
+const UPSTREAMS_NAMES: [&str; 8] = [
     "bridge-core/config/src/choice/training.rs",
+    "bridge-core/config/src/finalize/presets.rs",
     "bridge-core/config/src/finalize/tokenizer.rs",
+    "bridge-core/config/src/kinds.rs",
+    "bridge-core/config/src/sections/scheduler.rs",
     "bridge-core/config/src/upstream/classes.rs",
+    "bridge-core/config/src/upstream/models.rs",
     "bridge-core/src/train/data/tokenizers.rs",
 ];
 

@@ -63,8 +63,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     ]),
 ];
 
-/// Leaves the model without rotation if the base of the frequencies is null. transformers rotates by
-/// its usual base where no key says it, also if the whole table is null.
+/// Leaves the model without rotation if the base of the frequencies is null. transformers rotates
+/// by its usual base where no key says it, also if the whole table is null.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
     let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
