@@ -103,8 +103,7 @@ pub(super) fn write_mixers(config: &DecoderConfig, settings: &mut Map<String, Va
     settings.insert(LAYER_TYPES.into(), json!(names));
 }
 
-/// Every so many layers one of a sort: the keys of the period and of the offset, with their
-/// defaults.
+/// A period of layers and an offset in it: their keys and defaults.
 pub(super) struct Period {
     pub keys: [&'static str; 2],
     pub usual: [usize; 2],

@@ -48,6 +48,19 @@ impl fmt::Debug for Family {
 }
 
 impl Family {
+    /// Values that most families share; names, settings and weights are empty.
+    pub(crate) const USUAL: Self = Self {
+        model_type: "",
+        architecture: "",
+        settings: &[],
+        weights: &[],
+        prefix: "model.",
+        buffers: &[".rotary_emb.inv_freq"],
+        module_names: &[],
+        dropped: &[],
+        aliases: &[],
+    };
+
     /// `model_type` in `config.json`.
     pub fn model_type(&self) -> &'static str {
         self.model_type

@@ -22,9 +22,5 @@ pub(super) static FAMILY: Family = Family {
         mixture::STACKED,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "ApertusForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::OWN, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

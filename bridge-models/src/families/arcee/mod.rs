@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "ArceeForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::UP, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

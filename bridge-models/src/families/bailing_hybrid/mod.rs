@@ -15,8 +15,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "BailingHybridForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS, mixture::APART, mixture::STACKED, mixture::SHARED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[
         ("model.word_embeddings.", "model.embed_tokens."),
         (".attention.f_proj.", ".self_attn.forget_gate.f_proj."),
@@ -26,7 +24,6 @@ pub(super) static FAMILY: Family = Family {
         (".attention.", ".self_attn."),
         (".gate.expert_bias", ".gate.e_score_correction_bias"),
     ],
-    dropped: &[],
     aliases: &[
         ("max_position_embeddings", "model_max_length"),
         ("norm_topk_prob", "moe_renormalize"),
@@ -36,4 +33,5 @@ pub(super) static FAMILY: Family = Family {
         ("n_shared_experts", "num_shared_experts"),
         ("num_mtp_layers", "num_nextn_predict_layers"),
     ],
+    ..Family::USUAL
 };

@@ -26,9 +26,5 @@ pub(super) static FAMILY: Family = Family {
         deepseek_v3::weights::PREDICTED_LAYERS,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

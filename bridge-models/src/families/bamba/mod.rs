@@ -14,9 +14,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "BambaForCausalLM",
     settings: config::SETTINGS,
     weights: &[pairs::MIXER_WEIGHTS, pairs::FEED_FORWARD_WEIGHTS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -15,13 +15,11 @@ pub(super) static FAMILY: Family = Family {
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS],
     prefix: "transformer.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("num_attention_heads", "n_heads"),
         ("hidden_size", "d_model"),
         ("num_hidden_layers", "n_layers"),
         ("max_position_embeddings", "max_seq_len"),
     ],
+    ..Family::USUAL
 };

@@ -14,9 +14,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "DeepseekV2ForCausalLM",
     settings: config::SETTINGS,
     weights: deepseek_v3::WEIGHTS,
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_experts", "n_routed_experts")],
+    ..Family::USUAL
 };

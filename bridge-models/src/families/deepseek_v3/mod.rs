@@ -17,11 +17,8 @@ pub(super) static FAMILY: Family = Family {
     architecture: "DeepseekV3ForCausalLM",
     settings: config::SETTINGS,
     weights: WEIGHTS,
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: ALIASES,
+    ..Family::USUAL
 };
 
 /// Names of all parameters.

@@ -15,9 +15,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Dots1ForCausalLM",
     settings: config::SETTINGS,
     weights: &[qwen3::weights::QK_NORMS, mixture::SHARED, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_local_experts", "n_routed_experts")],
+    ..Family::USUAL
 };

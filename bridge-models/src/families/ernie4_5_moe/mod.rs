@@ -22,9 +22,8 @@ pub(super) static FAMILY: Family = Family {
         phi::weights::OUTPUT_BIAS,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[("mlp.moe_statics.", "mlp.gate.moe_statics.")],
     dropped: &["model.mtp_", "mtp."],
     aliases: &[("num_experts", "moe_num_experts"), ("num_experts_per_tok", "moe_k")],
+    ..Family::USUAL
 };

@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Exaone4ForCausalLM",
     settings: config::SETTINGS,
     weights: &[olmo2::weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Gemma2ForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -14,9 +14,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Gemma3ForCausalLM",
     settings: config::SETTINGS,
     weights: &[gemma2::weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
     buffers: &[".rotary_emb.inv_freq", ".rotary_emb_local.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

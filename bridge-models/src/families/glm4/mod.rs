@@ -16,9 +16,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Glm4ForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::NORMS, glm::weights::GATE_UP, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

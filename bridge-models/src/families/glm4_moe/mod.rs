@@ -22,9 +22,6 @@ pub(super) static FAMILY: Family = Family {
         mixture::STACKED,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: deepseek_v3::ALIASES,
+    ..Family::USUAL
 };

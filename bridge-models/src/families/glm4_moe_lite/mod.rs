@@ -14,13 +14,10 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Glm4MoeLiteForCausalLM",
     settings: config::SETTINGS,
     weights: deepseek_v3::WEIGHTS,
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("num_local_experts", "n_routed_experts"),
         ("head_dim", "qk_rope_head_dim"),
         ("num_mtp_layers", "num_nextn_predict_layers"),
     ],
+    ..Family::USUAL
 };

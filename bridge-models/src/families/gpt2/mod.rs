@@ -14,12 +14,11 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "transformer.",
     buffers: &[".attn.bias", ".attn.masked_bias"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("hidden_size", "n_embd"),
         ("max_position_embeddings", "n_positions"),
         ("num_attention_heads", "n_head"),
         ("num_hidden_layers", "n_layer"),
     ],
+    ..Family::USUAL
 };

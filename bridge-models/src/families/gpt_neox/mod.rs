@@ -17,6 +17,5 @@ pub(super) static FAMILY: Family = Family {
     prefix: "gpt_neox.",
     buffers: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
     module_names: &[("embed_out", "lm_head")],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

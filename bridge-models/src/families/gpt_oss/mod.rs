@@ -15,9 +15,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "GptOssForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_experts", "num_local_experts")],
+    ..Family::USUAL
 };

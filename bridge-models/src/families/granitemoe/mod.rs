@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "GraniteMoeForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::ON_DISK, weights::OF_MODULE, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

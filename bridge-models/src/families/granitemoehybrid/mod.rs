@@ -15,9 +15,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "GraniteMoeHybridForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS, weights::ON_DISK, weights::OF_MODULE, pairs::MIXER_WEIGHTS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("layers_block_type", "layer_types")],
+    ..Family::USUAL
 };

@@ -21,9 +21,6 @@ pub(super) static FAMILY: Family = Family {
         mixture::STACKED,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_experts_per_tok", "moe_topk"), ("num_local_experts", "num_experts")],
+    ..Family::USUAL
 };

@@ -24,9 +24,8 @@ pub(super) static FAMILY: Family = Family {
         mixture::SHARED_IN_MODULE,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[(".mlp.router.gate.", ".mlp.gate."), (".mlp.shared_mlp.", ".mlp.shared_experts.")],
     dropped: &["model.layers.80."],
     aliases: &[("num_local_experts", "num_experts")],
+    ..Family::USUAL
 };

@@ -21,9 +21,7 @@ pub(super) static FAMILY: Family = Family {
         pairs::FEED_FORWARD_WEIGHTS,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
     buffers: &[],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_local_experts", "num_experts")],
+    ..Family::USUAL
 };

@@ -12,9 +12,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "KimiK2ForCausalLM",
     settings: deepseek_v3::config::SETTINGS,
     weights: deepseek_v3::WEIGHTS,
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: deepseek_v3::ALIASES,
+    ..Family::USUAL
 };

@@ -21,8 +21,6 @@ pub(super) static FAMILY: Family = Family {
         deepseek_v3::weights::LATENT_ATTENTION,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[
         (".block_sparse_moe.", ".mlp."),
         (".self_attn.f_a_proj.", ".self_attn.forget_gate.f_a_proj."),
@@ -30,7 +28,6 @@ pub(super) static FAMILY: Family = Family {
         (".self_attn.A_log", ".self_attn.forget_gate.A_log"),
         (".self_attn.dt_bias", ".self_attn.forget_gate.dt_bias"),
     ],
-    dropped: &[],
     aliases: &[
         ("max_position_embeddings", "model_max_length"),
         ("norm_topk_prob", "moe_renormalize"),
@@ -39,4 +36,5 @@ pub(super) static FAMILY: Family = Family {
         ("num_experts_per_tok", "num_experts_per_token"),
         ("n_shared_experts", "num_shared_experts"),
     ],
+    ..Family::USUAL
 };

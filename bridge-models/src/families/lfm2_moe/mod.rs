@@ -20,9 +20,6 @@ pub(super) static FAMILY: Family = Family {
         lfm2::weights::FEED_FORWARD,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("tie_embedding", "tie_word_embeddings")],
+    ..Family::USUAL
 };

@@ -15,7 +15,5 @@ pub(super) static FAMILY: Family = Family {
     weights: &[weights::WEIGHTS],
     prefix: "backbone.",
     buffers: &[],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -13,9 +13,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "MiMoForCausalLM",
     settings: config::SETTINGS,
     weights: &[llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
     dropped: &["model.mtp_layers."],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -14,9 +14,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "MiniCPM3ForCausalLM",
     settings: config::SETTINGS,
     weights: &[deepseek_v3::weights::LATENT_ATTENTION, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -22,9 +22,7 @@ pub(super) static FAMILY: Family = Family {
         mixture::STACKED,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[(".block_sparse_moe.", ".mlp.")],
-    dropped: &[],
     aliases: &[("num_experts", "num_local_experts")],
+    ..Family::USUAL
 };

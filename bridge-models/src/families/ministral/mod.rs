@@ -13,9 +13,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "MinistralForCausalLM",
     settings: config::SETTINGS,
     weights: &[llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

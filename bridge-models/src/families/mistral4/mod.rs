@@ -14,9 +14,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Mistral4ForCausalLM",
     settings: config::SETTINGS,
     weights: &[deepseek_v3::weights::LATENT_ATTENTION, mixture::SHARED, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_local_experts", "n_routed_experts")],
+    ..Family::USUAL
 };

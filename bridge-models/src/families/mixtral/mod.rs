@@ -14,9 +14,7 @@ pub(super) static FAMILY: Family = Family {
     architecture: "MixtralForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[(".block_sparse_moe.", ".mlp.")],
-    dropped: &[],
     aliases: &[("num_experts", "num_local_experts")],
+    ..Family::USUAL
 };

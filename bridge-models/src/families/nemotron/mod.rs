@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "NemotronForCausalLM",
     settings: config::SETTINGS,
     weights: &[starcoder2::weights::NORM_BIASES, arcee::weights::UP, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

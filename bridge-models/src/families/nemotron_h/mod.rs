@@ -14,9 +14,9 @@ pub(super) static FAMILY: Family = Family {
     architecture: "NemotronHForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS, weights::APART, weights::STACKED, weights::OUTPUT],
-    prefix: "model.",
     buffers: &[],
     module_names: &[("backbone.", "model.")],
     dropped: &["mtp."],
     aliases: &[("layer_types", "layers_block_type"), ("num_local_experts", "n_routed_experts")],
+    ..Family::USUAL
 };

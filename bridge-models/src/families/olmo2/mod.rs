@@ -16,9 +16,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Olmo2ForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -15,12 +15,9 @@ pub(super) static FAMILY: Family = Family {
     architecture: "OlmoHybridForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::WEIGHTS, olmo2::weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[
         (".attention_layer_norm.", ".input_layernorm."),
         (".feedforward_layer_norm.", ".post_attention_layernorm."),
     ],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

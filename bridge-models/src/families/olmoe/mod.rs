@@ -14,9 +14,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "OlmoeForCausalLM",
     settings: config::SETTINGS,
     weights: &[qwen3::weights::QK_NORMS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_local_experts", "num_experts")],
+    ..Family::USUAL
 };

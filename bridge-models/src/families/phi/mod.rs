@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "PhiForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::OWN, weights::OUTPUT_BIAS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

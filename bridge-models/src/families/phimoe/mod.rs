@@ -22,9 +22,6 @@ pub(super) static FAMILY: Family = Family {
         phi::weights::OUTPUT_BIAS,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
     module_names: &[(".block_sparse_moe.gate.", ".mlp.router."), (".block_sparse_moe.", ".mlp.")],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Qwen2MoeForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::SHARED, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

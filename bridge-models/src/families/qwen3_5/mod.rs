@@ -15,9 +15,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Qwen3_5ForCausalLM",
     settings: &[Setting::Rows(SIZES), Setting::KeyValueHeads(4), Setting::Rows(HYBRID)],
     weights: &[weights::PROJECTION, qwen3_next::weights::HYBRID, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
     dropped: &["mtp."],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -31,9 +31,6 @@ pub(super) static FAMILY: Family = Family {
         mixture::STACKED,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
     dropped: &["mtp."],
-    aliases: &[],
+    ..Family::USUAL
 };

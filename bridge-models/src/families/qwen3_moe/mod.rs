@@ -13,9 +13,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Qwen3MoeForCausalLM",
     settings: config::SETTINGS,
     weights: &[qwen3::weights::QK_NORMS, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -14,14 +14,11 @@ pub(super) static FAMILY: Family = Family {
     architecture: "SarvamMLAForCausalLM",
     settings: config::SETTINGS,
     weights: deepseek_v3::WEIGHTS,
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("num_local_experts", "n_routed_experts"),
         ("num_mtp_layers", "num_nextn_predict_layers"),
         ("num_experts", "n_routed_experts"),
         ("num_shared_experts", "n_shared_experts"),
     ],
+    ..Family::USUAL
 };

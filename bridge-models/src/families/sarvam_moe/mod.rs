@@ -25,10 +25,6 @@ pub(super) static FAMILY: Family = Family {
         deepseek_v3::weights::PREDICTED_LAYERS,
         llama::weights::WEIGHTS,
     ],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("num_local_experts", "n_routed_experts"),
         ("num_mtp_layers", "num_nextn_predict_layers"),
@@ -36,4 +32,5 @@ pub(super) static FAMILY: Family = Family {
         ("num_shared_experts", "n_shared_experts"),
         ("use_qkv_bias", "attention_bias"),
     ],
+    ..Family::USUAL
 };

@@ -13,9 +13,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "SolarOpenForCausalLM",
     settings: config::SETTINGS,
     weights: &[mixture::SHARED, mixture::APART, mixture::STACKED, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[("num_local_experts", "n_routed_experts")],
+    ..Family::USUAL
 };

@@ -15,9 +15,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "StableLmForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::QK_NORMS, starcoder2::weights::NORM_BIASES, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

@@ -16,9 +16,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "Starcoder2ForCausalLM",
     settings: config::SETTINGS,
     weights: &[weights::OWN, weights::NORM_BIASES, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };

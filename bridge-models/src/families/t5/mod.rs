@@ -16,12 +16,11 @@ pub(super) static FAMILY: Family = Family {
     prefix: "",
     // A table of the first files, which no layer uses.
     buffers: &[".EncDecAttention.relative_attention_bias.weight"],
-    module_names: &[],
-    dropped: &[],
     aliases: &[
         ("hidden_size", "d_model"),
         ("num_attention_heads", "num_heads"),
         ("num_hidden_layers", "num_layers"),
         ("head_dim", "d_kv"),
     ],
+    ..Family::USUAL
 };

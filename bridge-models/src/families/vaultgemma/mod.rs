@@ -11,9 +11,5 @@ pub(super) static FAMILY: Family = Family {
     architecture: "VaultGemmaForCausalLM",
     settings: config::SETTINGS,
     weights: &[gemma2::weights::NORMS, llama::weights::WEIGHTS],
-    prefix: "model.",
-    buffers: &[".rotary_emb.inv_freq"],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };
