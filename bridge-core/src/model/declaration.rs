@@ -115,14 +115,14 @@ pub enum TensorPartition {
     /// Equal runs of the rows of each of these blocks, with their numbers of rows: outputs of one
     /// matrix for several uses. Empty sections are skipped.
     Sections([usize; 6]),
-    /// Rows of this number of key/value groups, each with its query heads, a key and a value head
-    /// of `head_size` rows. With more ranks than groups several ranks hold the same key and value
+    /// Rows of this number of key/value groups, each with its query heads, a key and a value head.
+    /// With more ranks than groups several ranks hold the same key and value
     /// heads ([`SharedRows`]).
     KeyValueGroups {
         /// Key/value heads.
         groups: usize,
-        /// Rows of a head.
-        head_size: usize,
+        /// Rows of a key head, and of a value head.
+        head_sizes: [usize; 2],
         /// True if each group also has a gate a query head, after the query heads.
         gates: bool,
     },
@@ -172,9 +172,9 @@ impl TensorPartition {
                     SharedRows { count: 0, ranks: group.size / groups, rank: group.rank % (group.size / groups) };
                 cut(part_of_group(shape[0], groups, group.rank, rows, 2))
             }
-            Self::KeyValueGroups { groups, head_size, gates } => {
+            Self::KeyValueGroups { groups, head_sizes: [keys, values], gates } => {
                 let rows = SharedRows {
-                    count: 2 * head_size,
+                    count: keys + values,
                     ranks: group.size / groups,
                     rank: group.rank % (group.size / groups),
                 };

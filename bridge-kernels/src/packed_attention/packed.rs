@@ -25,12 +25,22 @@ impl PackedHeads {
     /// # Panics
     /// If the projection has another width.
     pub fn unpack(self, qkv_btf: Tensor<3>) -> [Tensor<4>; 3] {
+        self.unpack_with_values(qkv_btf, self.head_size)
+    }
+
+    /// [`Self::unpack`] of a projection whose values have heads of `w` elements, `[b, t, g, w]`.
+    ///
+    /// # Panics
+    /// If the projection has another width.
+    pub fn unpack_with_values(self, qkv_btf: Tensor<3>, w: usize) -> [Tensor<4>; 3] {
         let [b, t, f] = qkv_btf.dims();
         let Self { groups: g, queries_per_group: r, head_size: d } = self;
-        assert_eq!(f, self.width(), "packed heads: the projection is not as wide as {self:?}");
-        let qkv_btgrd: Tensor<5> = qkv_btf.reshape([b, t, g, r + 2, d]);
-        [(0, r), (r, 1), (r + 1, 1)]
-            .map(|(start, heads)| qkv_btgrd.clone().narrow(3, start, heads).reshape([b, t, g * heads, d]))
+        let of_group = (r + 1) * d + w;
+        assert_eq!(f, g * of_group, "packed heads: the projection is not as wide as {self:?} with values of {w}");
+        let qkv_btgf: Tensor<4> = qkv_btf.reshape([b, t, g, of_group]);
+        [(0, r, d), (r * d, 1, d), ((r + 1) * d, 1, w)].map(|(start, heads, size)| {
+            qkv_btgf.clone().narrow(3, start, heads * size).reshape([b, t, g * heads, size])
+        })
     }
 
     /// Elements of a token of a projection in which each group also has a gate a query head.

@@ -285,7 +285,7 @@ mod tests {
     fn patterns_match_short_names_full_ones_and_parts() {
         let qkv = layer(
             "decoder.layers.1.self_attention.linear_qkv",
-            TensorPartition::KeyValueGroups { groups: 2, head_size: 1, gates: false },
+            TensorPartition::KeyValueGroups { groups: 2, head_sizes: [1, 1], gates: false },
         );
         let fc1 = layer("decoder.layers.1.mlp.linear_fc1", TensorPartition::Blocks(2));
         let (whole, none): (Vec<Option<usize>>, Vec<Option<usize>>) = (vec![None], Vec::new());

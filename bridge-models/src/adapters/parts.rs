@@ -14,9 +14,9 @@ pub(crate) enum Parts {
     /// The layer has one output and is not fused.
     One,
     /// Queries, keys and values: the rows of `groups` groups, each its query heads, a key and a
-    /// value head of `head_size` rows. With `gates` the rows of queries are followed by as many of
+    /// value head of `head_sizes` rows. With `gates` the rows of queries are followed by as many of
     /// their gates, which are of the same part.
-    Heads { groups: usize, head_size: usize, gates: bool },
+    Heads { groups: usize, head_sizes: [usize; 2], gates: bool },
     /// A gate and the linear term that it multiplies, one after the other.
     Gated,
 }
@@ -24,7 +24,7 @@ pub(crate) enum Parts {
 impl Parts {
     pub fn from_layer(layer: &LinearLayer) -> Self {
         match layer.cut {
-            TensorPartition::KeyValueGroups { groups, head_size, gates } => Self::Heads { groups, head_size, gates },
+            TensorPartition::KeyValueGroups { groups, head_sizes, gates } => Self::Heads { groups, head_sizes, gates },
             TensorPartition::Blocks(2) => Self::Gated,
             TensorPartition::Replicated(_)
             | TensorPartition::Rows
@@ -51,8 +51,7 @@ impl Parts {
     pub fn rows(self, part: usize, outputs: usize) -> usize {
         match self {
             Self::One => outputs,
-            Self::Heads { groups, head_size, .. } if part == 0 => outputs - 2 * groups * head_size,
-            Self::Heads { groups, head_size, .. } => groups * head_size,
+            Self::Heads { groups, head_sizes, .. } => groups * in_group(outputs / groups, head_sizes)[part],
             Self::Gated => outputs / 2,
         }
     }
@@ -70,8 +69,8 @@ impl Parts {
     /// The parts on one of `ranks` ranks.
     pub fn on_rank(self, ranks: usize) -> Self {
         match self {
-            Self::Heads { groups, head_size, gates } => {
-                Self::Heads { groups: (groups / ranks).max(1), head_size, gates }
+            Self::Heads { groups, head_sizes, gates } => {
+                Self::Heads { groups: (groups / ranks).max(1), head_sizes, gates }
             }
             Self::One | Self::Gated => self,
         }
@@ -83,10 +82,10 @@ impl Parts {
         match self {
             Self::One => weight_oi,
             Self::Gated => weight_oi.narrow(0, part * (outputs / 2), outputs / 2),
-            Self::Heads { groups, head_size, .. } => {
+            Self::Heads { groups, head_sizes, .. } => {
                 let of_group = outputs / groups;
-                let queries = of_group - 2 * head_size;
-                let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
+                let counts = in_group(of_group, head_sizes);
+                let (first, count) = (counts[..part].iter().sum(), counts[part]);
                 let grouped = weight_oi.reshape([groups, of_group, inputs]).narrow(1, first, count);
                 grouped.reshape([groups * count, inputs])
             }
@@ -100,10 +99,10 @@ impl Parts {
         let (first, count, apart, times) = match self {
             Self::One => (0, outputs, outputs, 1),
             Self::Gated => (part * (outputs / 2), outputs / 2, outputs, 1),
-            Self::Heads { groups, head_size, .. } => {
+            Self::Heads { groups, head_sizes, .. } => {
                 let of_group = outputs / groups;
-                let queries = of_group - 2 * head_size;
-                let (first, count) = [(0, queries), (queries, head_size), (queries + head_size, head_size)][part];
+                let counts = in_group(of_group, head_sizes);
+                let (first, count) = (counts[..part].iter().sum(), counts[part]);
                 (first, count, of_group, groups)
             }
         };
@@ -125,9 +124,8 @@ impl Parts {
                 let halves = parts_no.into_iter().map(|part| filled(part, outputs / 2)).collect();
                 Tensor::cat(halves, 1)
             }
-            Self::Heads { groups, head_size, .. } => {
-                let of_group = outputs / groups;
-                let counts = [of_group - 2 * head_size, head_size, head_size];
+            Self::Heads { groups, head_sizes, .. } => {
+                let counts = in_group(outputs / groups, head_sizes);
                 let grouped = |(part, count): (Option<Tensor<2>>, usize)| {
                     filled(part, groups * count).reshape([n, groups, count])
                 };
@@ -136,4 +134,9 @@ impl Parts {
             }
         }
     }
+}
+
+/// Rows of queries, of the key and of the value among the `rows` of a group.
+fn in_group(rows: usize, [key, value]: [usize; 2]) -> [usize; 3] {
+    [rows - key - value, key, value]
 }

@@ -29,6 +29,15 @@ config_table! {
         num_query_groups: usize = 0 => setting_or!(num_query_groups, |decoder| decoder.num_attention_heads);
         /// Size of one head.
         kv_channels: usize = 0 => codecs::HEAD_SIZE;
+        /// Size of one head of values; `None` is that of other heads. Latent attention has its own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        value_channels: Option<usize> = None => SettingCodec {
+            read: |section, decoder| Ok(section.value_channels.filter(|size| *size != decoder.kv_channels)),
+            write: |size, _, section| section.value_channels = *size,
+        };
+        /// Factor on values.
+        #[serde(default = "one")]
+        value_scale: f64 = 1.0 => setting!(attention_value_scale);
         /// Keys and values from a latent vector; `kv_channels` is then the size of a key.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         latent: Option<LatentConfig> = None => SettingCodec {
@@ -95,6 +104,12 @@ config_table! {
         /// One more score in the softmax of each head, learned and without a value.
         #[serde(default)]
         attention_sinks: bool = false => setting!(attention_sinks);
+        /// Attention of layers with a sliding window, where it differs from that of other layers.
+        #[serde(default, skip_serializing_if = "WindowedConfig::is_neutral")]
+        windowed: WindowedConfig = WindowedConfig::neutral() => SettingCodec {
+            read: |section, decoder| Ok(WindowedConfig::read(section)?.where_not_of(decoder)),
+            write: |windowed, _, section| windowed.write(section),
+        };
         /// Gates on attention's output.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_gate: Option<OutputGateForm> = None => codecs::OUTPUT_GATE;
@@ -218,6 +233,23 @@ config_table! {
             read: |section, _| Ok(section.latent_layernorm_epsilon.unwrap_or(section.layernorm_epsilon)),
             write: |_, _, _| {},
         };
+    }
+}
+
+config_table! {
+    /// Attention of layers with a sliding window; `None` is as in other layers.
+    #[derive(Copy, Default)]
+    pub struct WindowedConfig {
+        /// Query heads.
+        num_attention_heads: Option<usize> = None => setting!(window_num_attention_heads);
+        /// Key and value heads.
+        num_query_groups: Option<usize> = None => setting!(window_num_query_groups);
+        /// Size of one head.
+        kv_channels: Option<usize> = None => setting!(window_kv_channels);
+        /// Size of one head of values.
+        value_channels: Option<usize> = None => setting!(window_value_channels);
+        /// One more score in the softmax of each head.
+        attention_sinks: Option<bool> = None => setting!(window_attention_sinks);
     }
 }
 
@@ -445,6 +477,13 @@ config_table! {
         /// Base of the frequencies in windowed layers, which are not scaled; `None` is as in other
         /// layers.
         windowed_base: Option<f64> = None => setting!(rotary_base_local);
+        /// Rotated share of the head in windowed layers with a base of their own; `None` is as in
+        /// other layers.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        windowed_percent: Option<f64> = None => SettingCodec {
+            read: |section, _| Ok(section.rotary_percent_local.filter(|share| *share != section.rotary_percent)),
+            write: |share, _, section| section.rotary_percent_local = *share,
+        };
         /// Share of the head that is rotated, in `(0, 1]`.
         percent: f64 = 1.0 => setting!(rotary_percent);
         /// Pair even with odd elements instead of the two halves.
@@ -519,6 +558,11 @@ config_table! {
         #[serde(default = "affine")]
         affine: bool = true => setting!(layernorm_affine);
     }
+}
+
+/// Factor of files without the field.
+fn one() -> f64 {
+    1.0
 }
 
 /// Norms of files without the field have weights.

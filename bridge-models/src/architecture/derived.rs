@@ -1,10 +1,12 @@
 //! Values derived from the fields of a [`DecoderConfig`]: sizes, factors, features by layer.
 
+use std::borrow::Cow;
+
 use bridge_core::config::{Activation, OutputGateForm};
 use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
 use super::choices::RopeScaling;
-use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig};
+use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig, WindowedConfig};
 
 impl DecoderConfig {
     /// Layers of each stack, in the order in which activations pass through them.
@@ -23,10 +25,49 @@ impl DecoderConfig {
         }
     }
 
+    /// Window of layer `index` (global), if it has one.
+    pub fn window(&self, index: usize) -> Option<usize> {
+        self.window_size.filter(|_| self.window_layers.includes(index))
+    }
+
+    /// The configuration of attention in layer `index` (global): its heads and sinks are those of
+    /// the layer.
+    pub fn of_layer(&self, index: usize) -> Cow<'_, Self> {
+        match self.window(index).is_some() && !self.windowed.is_neutral() {
+            true => Cow::Owned(self.of_windowed()),
+            false => Cow::Borrowed(self),
+        }
+    }
+
+    /// The configuration of attention in layers with a window.
+    pub(crate) fn of_windowed(&self) -> Self {
+        let WindowedConfig { num_attention_heads, num_query_groups, kv_channels, value_channels, attention_sinks } =
+            self.windowed;
+        Self {
+            num_attention_heads: num_attention_heads.unwrap_or(self.num_attention_heads),
+            num_query_groups: num_query_groups.unwrap_or(self.num_query_groups),
+            kv_channels: kv_channels.unwrap_or(self.kv_channels),
+            value_channels: value_channels.or(self.value_channels),
+            attention_sinks: attention_sinks.unwrap_or(self.attention_sinks),
+            ..self.clone()
+        }
+    }
+
+    /// Size of one head of values.
+    pub fn value_size(&self) -> usize {
+        self.value_channels.unwrap_or(self.kv_channels)
+    }
+
+    /// True if values have another size than keys, or a factor.
+    pub(crate) fn has_other_values(&self) -> bool {
+        self.value_size() != self.kv_channels || self.value_scale != 1.0
+    }
+
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         let gates = if self.has_fused_gates() { self.num_attention_heads } else { 0 };
-        (self.num_attention_heads + gates + 2 * self.num_query_groups) * self.kv_channels
+        let values = self.num_query_groups * self.value_size();
+        (self.num_attention_heads + gates + self.num_query_groups) * self.kv_channels + values
     }
 
     /// True if the query-key-value projection makes the gates on attention's output too.
@@ -113,7 +154,33 @@ impl DecoderConfig {
     }
 }
 
+impl WindowedConfig {
+    /// True if windowed layers are as others.
+    pub(crate) fn is_neutral(&self) -> bool {
+        *self == Self::neutral()
+    }
+
+    /// The settings without those that other layers of `decoder` have too.
+    #[must_use]
+    pub(crate) fn where_not_of(self, decoder: &DecoderConfig) -> Self {
+        let values = decoder.value_channels.or(self.kv_channels).unwrap_or(decoder.kv_channels);
+        Self {
+            num_attention_heads: self.num_attention_heads.filter(|heads| *heads != decoder.num_attention_heads),
+            num_query_groups: self.num_query_groups.filter(|groups| *groups != decoder.num_query_groups),
+            kv_channels: self.kv_channels.filter(|size| *size != decoder.kv_channels),
+            value_channels: self.value_channels.filter(|size| *size != values),
+            attention_sinks: self.attention_sinks.filter(|has| *has != decoder.attention_sinks),
+        }
+    }
+}
+
 impl RopeConfig {
+    /// The settings of windowed layers. With a base of their own their frequencies are not scaled.
+    pub(crate) fn of_windowed(&self) -> Self {
+        let Some(base) = self.windowed_base else { return self.clone() };
+        Self { base, percent: self.windowed_percent.unwrap_or(self.percent), scaling: None, ..self.clone() }
+    }
+
     /// Base of the frequencies of `rotated` elements.
     pub(crate) fn base_of(&self, rotated: usize) -> f64 {
         match self.scaling {

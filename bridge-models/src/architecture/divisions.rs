@@ -8,10 +8,11 @@ use super::limits::invalid;
 
 /// Refuses sizes that do not divide over the ranks.
 pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
-    let ranks = place.tensor.size;
+    let (ranks, windowed) = (place.tensor.size, config.of_windowed());
     let mut sizes = Vec::new();
     if config.has_block(HybridBlock::Attention) {
         sizes.push(("model.num_attention_heads", config.num_attention_heads));
+        sizes.push(("model.window_num_attention_heads", windowed.num_attention_heads));
     }
     if config.hybrid.is_none() || config.has_block(HybridBlock::Mlp) {
         sizes.push(("model.ffn_hidden_size", config.ffn_hidden_size));
@@ -45,14 +46,19 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
         return Err(invalid(key, message));
     }
-    let groups = config.num_query_groups;
-    let has_attention = config.has_block(HybridBlock::Attention);
-    if !has_attention || groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups) {
-        return Ok(());
+    let mut groups = [
+        ("model.num_query_groups", config.num_query_groups),
+        ("model.window_num_query_groups", windowed.num_query_groups),
+    ]
+    .into_iter();
+    let fits = |groups: usize| groups.is_multiple_of(ranks) || ranks.is_multiple_of(groups);
+    match groups.find(|(_, groups)| config.has_block(HybridBlock::Attention) && !fits(*groups)) {
+        None => Ok(()),
+        Some((key, groups)) => {
+            let expected = format!("expected a multiple or a divisor of model.tensor_model_parallel_size = {ranks}");
+            Err(invalid(key, format!("{expected}, found {groups}")))
+        }
     }
-    let message =
-        format!("expected a multiple or a divisor of model.tensor_model_parallel_size = {ranks}, found {groups}");
-    Err(invalid("model.num_query_groups", message))
 }
 
 fn check_experts(moe: &MoeConfig, place: &RankPlace) -> Result<(), ModelBuildError> {

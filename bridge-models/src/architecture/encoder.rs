@@ -48,6 +48,7 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
         ("model.qk_layernorm", config.qk_layernorm),
         ("model.qk_l2_norm", config.qk_l2_norm),
         ("model.attention_sinks", config.attention_sinks),
+        config.other_values(),
         ("model.attention_output_gate", config.output_gate.is_some()),
         ("model.clip_qkv", config.clip_qkv.is_some()),
         ("model.query_scale_beta", config.query_scale.is_some()),

@@ -355,6 +355,7 @@ impl DecoderConfig {
             self.softmax_scale = 1.0 / (self.hidden_size as f64).sqrt();
             (self.attention_dropout, self.qk_layernorm) = (neutral.attention_dropout, neutral.qk_layernorm);
             self.attention_sinks = neutral.attention_sinks;
+            (self.value_channels, self.value_scale, self.windowed) = (None, 1.0, neutral.windowed);
             (self.output_gate, self.clip_qkv, self.query_scale) = (None, None, None);
             (self.qkv_bias, self.proj_bias) = (neutral.qkv_bias, neutral.proj_bias);
         }

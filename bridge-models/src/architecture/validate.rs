@@ -25,7 +25,9 @@ impl DecoderConfig {
         self.validate_sizes()?;
         if let PositionEmbedding::Rope(rope) = &self.position_embedding {
             rope.validate(self.rotary_head())?;
+            rope.of_windowed().validate(self.of_windowed().rotary_head())?;
         }
+        self.validate_windowed()?;
         super::encoder::validate(self)?;
         let rates = [
             ("model.hidden_dropout", self.hidden_dropout),
@@ -216,6 +218,54 @@ impl DecoderConfig {
         }
     }
 
+    /// Checks heads of other sizes: those of values, and those of windowed layers.
+    fn validate_windowed(&self) -> Result<(), ModelBuildError> {
+        let windowed = self.of_windowed();
+        let sizes = [
+            ("model.value_channels", self.value_size()),
+            ("model.window_num_attention_heads", windowed.num_attention_heads),
+            ("model.window_num_query_groups", windowed.num_query_groups),
+            ("model.window_kv_channels", windowed.kv_channels),
+            ("model.window_value_channels", windowed.value_size()),
+        ];
+        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
+            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
+        }
+        let (heads, groups) = (windowed.num_attention_heads, windowed.num_query_groups);
+        if heads % groups != 0 {
+            let message = format!("expected a divisor of the {heads} query heads of windowed layers, found {groups}");
+            return Err(invalid("model.window_num_query_groups", message));
+        }
+        if !self.windowed.is_neutral() && self.window_size.is_none() {
+            let message = "expected a window, of whose layers window_* settings are";
+            return Err(invalid("model.window_size", message.into()));
+        }
+        if !(self.value_scale > 0.0 && self.value_scale.is_finite()) {
+            let message = format!("expected a number above 0, found {}", self.value_scale);
+            return Err(invalid("model.attention_value_scale", message));
+        }
+        let (key, is_set) = self.other_values();
+        if is_set && self.latent.is_some() {
+            return Err(invalid(key, "cannot be combined with multi_latent_attention".into()));
+        }
+        let sizes = [self, &windowed].map(|config| config.value_size() != config.kv_channels);
+        if sizes.contains(&true) && self.has_fused_gates() {
+            let message = "expected kv_channels with fused gates, which are as large as queries";
+            return Err(invalid("model.value_channels", message.into()));
+        }
+        Ok(())
+    }
+
+    /// The setting of heads of values or of windowed layers that is set, if one is.
+    pub(super) fn other_values(&self) -> (&'static str, bool) {
+        let all = [
+            ("model.value_channels", self.value_channels.is_some()),
+            ("model.attention_value_scale", self.value_scale != 1.0),
+            ("model.window_kv_channels", !self.windowed.is_neutral()),
+        ];
+        all.into_iter().find(|(_, is_set)| *is_set).unwrap_or(all[0])
+    }
+
     fn validate_heads(&self) -> Result<(), ModelBuildError> {
         if let Some(limit) = self.clip_qkv {
             let key = "model.clip_qkv";
@@ -321,8 +371,11 @@ impl DecoderConfig {
     /// bits.
     fn rough_parameters(&self) -> f64 {
         let size = |value: usize| value as f64;
-        let heads = size(self.num_attention_heads) + 2.0 * size(self.num_query_groups);
-        let attention = 2.0 * heads * size(self.kv_channels);
+        let attention = [self, &self.of_windowed()].map(|config| {
+            let heads = size(config.num_attention_heads) + 2.0 * size(config.num_query_groups);
+            2.0 * heads * size(config.kv_channels.max(config.value_size()))
+        });
+        let attention = attention[0].max(attention[1]);
         let experts = self.moe.as_ref().map_or(0.0, |moe| {
             size(moe.num_experts) * size(moe.ffn_hidden_size) + size(moe.shared_expert_intermediate_size.unwrap_or(0))
         });
@@ -439,6 +492,10 @@ impl RopeConfig {
         }
         if !(self.base >= 1.0 && self.base.is_finite()) {
             return Err(invalid("model.rotary_base", format!("expected at least 1, found {}", self.base)));
+        }
+        if self.windowed_percent.is_some() && self.windowed_base.is_none() {
+            let message = "expected rotary_base_local, of whose layers the share is";
+            return Err(invalid("model.rotary_percent_local", message.into()));
         }
         if let Some(base) = self.windowed_base.filter(|base| !(*base >= 1.0 && base.is_finite())) {
             return Err(invalid("model.rotary_base_local", format!("expected at least 1, found {base}")));

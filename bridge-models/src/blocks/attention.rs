@@ -50,6 +50,10 @@ pub(crate) struct SelfAttention {
 struct Settings {
     /// The heads of this rank.
     packed: PackedHeads,
+    /// Size of a head of values.
+    value_size: usize,
+    value_scale: f64,
+    has_other_values: bool,
     scale: f64,
     window: Option<usize>,
     softcap: Option<f64>,
@@ -136,15 +140,14 @@ fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
     let h = config.hidden_size as f64;
     let queries = (config.num_attention_heads * config.kv_channels) as f64;
-    let keys = (config.num_query_groups * config.kv_channels) as f64;
-    let gates = if config.has_fused_gates() { queries } else { 0.0 };
-    let projections = h * (queries + gates + 2.0 * keys) + queries * h;
+    let outputs = (config.num_attention_heads * config.value_size()) as f64;
+    let projections = h * (config.qkv_size() as f64 + outputs);
     let whole = tokens * t;
-    let seen = match config.window_size.filter(|_| config.window_layers.includes(index)) {
+    let seen = match config.window(index) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
         None => whole,
     };
-    6.0 * (projections * tokens + queries * seen)
+    6.0 * projections * tokens + 3.0 * (queries + outputs) * seen
 }
 
 /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks,
@@ -192,19 +195,22 @@ impl SelfAttention {
     /// the input of the projection after it.
     pub fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
+        let config = &*config.of_layer(index);
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
         let PackedHeads { groups, queries_per_group, head_size } = heads_of_a_rank(config, work.place.tensor.size);
         let (h, g, d) = ((groups * queries_per_group) as u64, groups as u64, head_size as u64);
         let (queries, keys) = (n * h * d * a, n * g * d * a);
+        let w = config.value_size() as u64;
+        let (outputs, values) = (n * h * w * a, n * g * w * a);
         let stream = n * config.hidden_size as u64 * a;
         let rotates = matches!(config.position_embedding, PositionEmbedding::Rope(_));
         let normalizes = (config.qk_layernorm || config.qk_l2_norm) && config.normalizes_heads(index);
         let (scales, gates) = (config.query_scale(index).is_some(), config.has_fused_gates());
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
-        let is_packed = !normalizes && !scales && !gates && ranks == 1;
-        let of_gates = output_gate::cost(config, [groups * queries_per_group, head_size], work);
+        let is_packed = !normalizes && !scales && !gates && ranks == 1 && !config.has_other_values();
+        let of_gates = output_gate::cost(config, [groups * queries_per_group, w as usize], work);
         let elements = n * config.hidden_size as u64;
-        let mut kept = work.input_alone(elements) + queries + 2 * keys;
+        let mut kept = work.input_alone(elements) + queries + keys + values;
         let mut of_linear = stream;
         if normalizes {
             kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
@@ -218,38 +224,38 @@ impl SelfAttention {
             of_linear += wider;
         }
         // Masks of a byte an element where either limit holds.
-        let limits = if config.clip_qkv.is_some() { 2 * n * (h + 2 * g) * d } else { 0 };
+        let limits = if config.clip_qkv.is_some() { 2 * n * ((h + g) * d + g * w) } else { 0 };
         kept += limits;
         if !is_packed && (rotates || normalizes) {
             kept += queries + keys;
         }
         if ranks > 1 {
-            kept += 2 * keys * ranks;
+            kept += (keys + values) * ranks;
         }
         // Query heads that share a key first form its gradient each for itself.
-        let terms = if h > g { 2 * n * h * d * FLOAT32 } else { 0 };
+        let terms = if h > g { n * h * (d + w) * FLOAT32 } else { 0 };
         let row = config.hidden_size as u64 * work.collective_bytes;
-        let made = (h + 2 * g + if gates { h } else { 0 }) * d;
-        let layers = [[config.hidden_size, made as usize], [(h * d) as usize, config.hidden_size]];
+        let made = (h + g + if gates { h } else { 0 }) * d + g * w;
+        let layers = [[config.hidden_size, made as usize], [(h * w) as usize, config.hidden_size]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
             flops: flops(config, index, work) + of_gates.flops,
             // The output is counted too: the next projection keeps it.
-            kept: kept + queries + of_gates.kept + work.input_besides(n * h * d) + statistics_bytes(h, work),
+            kept: kept + outputs + of_gates.kept + work.input_besides(n * h * w) + statistics_bytes(h, work),
             // The output is also the input that the next projection keeps.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
-                (OffloadModule::CoreAttn.name(), 2 * queries + 2 * keys * ranks + of_gates.kept),
+                (OffloadModule::CoreAttn.name(), queries + outputs + (keys + values) * ranks + of_gates.kept),
             ],
             unmoved: statistics_bytes(h, work) + limits,
             // Gradients of the output, and of queries, keys and values.
-            backward: 2 * queries + 2 * keys * ranks + terms + in_hand,
+            backward: queries + outputs + (keys + values) * ranks + terms + in_hand,
             // Operands of the projection of queries, keys and values, and of the output projection.
-            deferred: 2 * (stream + queries) + 2 * keys,
+            deferred: 2 * stream + queries + outputs + keys + values,
             attention: scores_bytes(
                 [groups * queries_per_group, groups],
-                [head_size; 2],
-                config.window_size.filter(|_| config.window_layers.includes(index)),
+                [head_size, w as usize],
+                config.window(index),
                 work,
             ),
             exchanges: [
@@ -259,7 +265,7 @@ impl SelfAttention {
                 } else {
                     Vec::new()
                 },
-                context_exchanges([n * g * d * work.collective_bytes; 2], work),
+                context_exchanges([d, w].map(|size| n * g * size * work.collective_bytes), work),
                 leave_exchanges(row, work),
             ]
             .concat(),
@@ -269,8 +275,9 @@ impl SelfAttention {
 
     /// The block at `scope`, in layer `index` (global).
     pub fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        let config = &*config.of_layer(index);
         let initial = InitialValues::new(config);
-        let (c, d) = (config.hidden_size, config.kv_channels);
+        let (c, d, w) = (config.hidden_size, config.kv_channels, config.value_size());
         let (heads, groups) = (config.num_attention_heads, config.num_query_groups);
         let normalizes = config.normalizes_heads(index);
         let qk_norm = |name, heads: usize, cut| {
@@ -294,11 +301,11 @@ impl SelfAttention {
             inputs: c,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
-            cut: TensorPartition::KeyValueGroups { groups, head_size: d, gates: config.has_fused_gates() },
+            cut: TensorPartition::KeyValueGroups { groups, head_sizes: [d, w], gates: config.has_fused_gates() },
             initial: initial.weight,
         };
         let linear_proj = LinearConfig {
-            inputs: heads * d,
+            inputs: heads * w,
             outputs: c,
             bias: config.proj_bias,
             cut: TensorPartition::Columns,
@@ -309,12 +316,15 @@ impl SelfAttention {
             q_layernorm: qk_norm("q_layernorm", heads, TensorPartition::Rows),
             k_layernorm: qk_norm("k_layernorm", groups, TensorPartition::KeyHeads { heads: groups }),
             softmax_offset: config.attention_sinks.then(sinks),
-            linear_gate: output_gate::layer(config, d, scope),
+            linear_gate: output_gate::layer(config, w, scope),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
                 packed: heads_of_a_rank(config, scope.place().tensor.size),
+                value_size: w,
+                value_scale: config.value_scale,
+                has_other_values: config.has_other_values(),
                 scale: config.softmax_scale,
-                window: config.window_size.filter(|_| config.window_layers.includes(index)),
+                window: config.window(index),
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
@@ -356,7 +366,8 @@ impl SelfAttention {
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
-        let comes_between = has_norms || self.settings.fused_gates || self.settings.query_scale.is_some();
+        let has_others = self.settings.query_scale.is_some() || self.settings.has_other_values;
+        let comes_between = has_norms || self.settings.fused_gates || has_others;
         let is_plain = !comes_between && input.state.is_none() && regions.context().size() == 1;
         let y_bthd = if is_plain {
             let packed = self.settings.packed;
@@ -392,7 +403,7 @@ impl SelfAttention {
             let [q_bthd, gates_bthd, k_btgd, v_btgd] = self.settings.packed.unpack_with_gates(qkv_btf);
             (q_bthd, Some(gates_bthd), k_btgd, v_btgd)
         } else {
-            let [q_bthd, k_btgd, v_btgd] = self.settings.packed.unpack(qkv_btf);
+            let [q_bthd, k_btgd, v_btgd] = self.settings.packed.unpack_with_values(qkv_btf, self.settings.value_size);
             (q_bthd, None, k_btgd, v_btgd)
         };
         let rotated = |heads: [Tensor<4>; 2]| match rotary {
@@ -400,6 +411,7 @@ impl SelfAttention {
             None => heads,
         };
         let (heads, v_btgd) = ([q_bthd, k_btgd], self.limited(v_btgd));
+        let v_btgd = if self.settings.value_scale == 1.0 { v_btgd } else { v_btgd * self.settings.value_scale };
         let limited = |heads: [Tensor<4>; 2]| heads.map(|x_bthd| self.limited(x_bthd));
         let [q_bthd, k_btgd] = match self.settings.norm_after_rope {
             false => rotated(limited(self.normalized(heads, regions))),

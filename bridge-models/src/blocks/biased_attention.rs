@@ -179,7 +179,7 @@ impl BiasedAttention {
         let initial = InitialValues::new(config);
         let (c, d) = (config.hidden_size, config.kv_channels);
         let groups = config.num_attention_heads;
-        let cut = TensorPartition::KeyValueGroups { groups, head_size: d, gates: false };
+        let cut = TensorPartition::KeyValueGroups { groups, head_sizes: [d, d], gates: false };
         Self {
             linear_qkv: linear(scope, "linear_qkv", [c, config.qkv_size()], cut, initial.weight),
             linear_proj: linear(scope, "linear_proj", [groups * d, c], TensorPartition::Columns, initial.output),

@@ -102,7 +102,7 @@ impl LatentAttention {
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
             context.extend(again);
         }
-        let window = config.window_size.filter(|_| config.window_layers.includes(index));
+        let window = config.window(index);
         let of_rank = |size: usize| heads as usize * size;
         let layers = [
             [latent.kv_lora_rank, of_rank(latent.qk_head_dim + latent.v_head_dim)],
@@ -180,7 +180,7 @@ impl LatentAttention {
                 rotated: latent.qk_pos_emb_head_dim,
                 value: latent.v_head_dim,
                 scale: config.softmax_scale,
-                window: config.window_size.filter(|_| config.window_layers.includes(index)),
+                window: config.window(index),
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
@@ -323,7 +323,7 @@ fn recomputed_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize,
     let queries = size(latent.q_lora_rank.unwrap_or(config.hidden_size)) * h * scored;
     let projections = queries + r * h * (size(latent.qk_head_dim) + v);
     let whole = tokens * t;
-    let seen = match config.window_size.filter(|_| config.window_layers.includes(index)) {
+    let seen = match config.window(index) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
         None => whole,
     };

@@ -74,27 +74,27 @@ impl Rotary {
     pub fn from_config(config: &DecoderConfig, device: &Device) -> Option<Self> {
         match &config.position_embedding {
             PositionEmbedding::Rope(rope) => {
-                Some(Self::new(rope, config.rotary_head(), config.max_position_embeddings, device))
+                let heads = [config, &config.of_windowed()].map(DecoderConfig::rotary_head);
+                Some(Self::new(rope, heads, config.max_position_embeddings, device))
             }
             PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None => None,
         }
     }
 
-    /// Tables for heads of `head_size` elements and positions `0..length`, of which those after
-    /// the first [`FIRST_POSITIONS`] are made when a sequence has them.
-    pub fn new(rope: &RopeConfig, head_size: usize, length: usize, device: &Device) -> Self {
+    /// Tables for heads of these numbers of elements, in full and in windowed layers, and
+    /// positions `0..length`, of which those after the first [`FIRST_POSITIONS`] are made when a
+    /// sequence has them.
+    pub fn new(rope: &RopeConfig, heads: [usize; 2], length: usize, device: &Device) -> Self {
         let device = device.clone().without_autodiff();
         let pairing = if rope.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
-        let factor = rope.attention_factor() as f32;
-        let turns = |rope: &RopeConfig, sequences| -> Vec<f32> {
+        let of_layers = |rope: &RopeConfig, head_size, sequences, length| {
             let frequencies = inverse_frequencies(rope, head_size, sequences).into_iter();
-            frequencies.map(|frequency| if rope.reversed { -frequency } else { frequency }).collect()
+            let turns = frequencies.map(|frequency| if rope.reversed { -frequency } else { frequency }).collect();
+            GrowingTable::new(turns, rope.attention_factor() as f32, pairing, length, &device)
         };
-        let table = |sequences, length| GrowingTable::new(turns(rope, sequences), factor, pairing, length, &device);
-        let windowed = rope.windowed_base.map(|base| {
-            let rope = RopeConfig { base, scaling: None, ..rope.clone() };
-            GrowingTable::new(turns(&rope, Sequences::Short), 1.0, pairing, length, &device)
-        });
+        let table = |sequences, length| of_layers(rope, heads[0], sequences, length);
+        let has_own = rope.windowed_base.is_some() || heads[1] != heads[0];
+        let windowed = has_own.then(|| of_layers(&rope.of_windowed(), heads[1], Sequences::Short, length));
         match rope.short_length() {
             Some(short) if short < length => {
                 let long = Some((short, table(Sequences::Long, length)));
@@ -283,7 +283,7 @@ mod tests {
             let positions = bridge_kernels::rotary::Positions::From(0);
             bridge_kernels::apply_rotary(q_bthd, table, &positions).into_data().try_into_vec().unwrap()
         };
-        let rotary = |rope: &RopeConfig| Rotary::new(rope, 14, 9, &Device::flex());
+        let rotary = |rope: &RopeConfig| Rotary::new(rope, [14, 14], 9, &Device::flex());
         let both = rotary(&rope);
         let local = rotary(&RopeConfig { base: 300.0, ..plain() });
         let usual = rotary(&RopeConfig { windowed_base: None, ..rope });
@@ -294,7 +294,7 @@ mod tests {
 
     #[test]
     fn tables_grow_with_sequences_and_rows_stay() {
-        let rotary = Rotary::new(&plain(), 4, 1 << 40, &Device::flex());
+        let rotary = Rotary::new(&plain(), [4, 4], 1 << 40, &Device::flex());
         let rows = |rotary: &Rotary, length: usize, position: usize| -> Vec<f32> {
             let q_bthd = burn::tensor::Tensor::ones([1, 1, 1, 4], &Device::flex());
             let positions = bridge_kernels::rotary::Positions::From(position);
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(rows(&rotary, 7, 5), before);
         // No more than the model has, and the same as a table of that length.
         let most = FIRST_POSITIONS + 3;
-        let short = Rotary::new(&plain(), 4, most, &Device::flex());
+        let short = Rotary::new(&plain(), [4, 4], most, &Device::flex());
         assert_eq!(rows(&short, most, most - 1), rows(&rotary, most, most - 1));
         assert_eq!(short.table(most).length(), most);
     }
@@ -441,12 +441,12 @@ mod tests {
         assert_eq!(short, [plain[0], plain[1] / 2.0, plain[2] / 4.0]);
         assert_eq!(long, [plain[0] / 8.0, plain[1], plain[2] / 0.5]);
         assert_eq!(rope.attention_factor(), 1.5);
-        let rotary = Rotary::new(&rope, 6, 11, &Device::flex());
+        let rotary = Rotary::new(&rope, [6, 6], 11, &Device::flex());
         let lengths = [5, 6, 11].map(|length| rotary.table(length).length());
         assert_eq!(lengths, [5, 11, 11]);
         assert!(rotary.changes(5, 6) && rotary.changes(1, 11));
         assert!(!rotary.changes(0, 6) && !rotary.changes(4, 5) && !rotary.changes(6, 7));
         // No sequence is longer than the model's positions.
-        assert!(!Rotary::new(&rope, 6, 5, &Device::flex()).depends_on_length());
+        assert!(!Rotary::new(&rope, [6, 6], 5, &Device::flex()).depends_on_length());
     }
 }

@@ -211,8 +211,14 @@ pub(crate) fn read_by_layer_type(
         }
         None => beside,
     };
-    let windowed_base = config.window_size.map(|_| local);
-    config.position_embedding = PositionEmbedding::Rope(RopeConfig { windowed_base, ..rope });
+    if config.window_size.is_some() {
+        let share = windowed.as_ref().map_or(Ok(None), |table| table.number("partial_rotary_factor"))?;
+        let share = form.full.percent.filter(|_| windowed.is_some()).map(|usual| share.unwrap_or(usual));
+        rope.windowed_percent = share.filter(|share| *share != rope.percent);
+        rope.windowed_base = Some(local);
+        check_pairs(fields, &config.of_windowed(), &rope.of_windowed(), form.full)?;
+    }
+    config.position_embedding = PositionEmbedding::Rope(rope);
     Ok(())
 }
 
@@ -223,8 +229,15 @@ pub(crate) fn write_by_layer_type(config: &DecoderConfig, settings: &mut Map<Str
         return;
     };
     let local = rope.windowed_base.unwrap_or(form.local_theta);
-    let windowed = json!({ "rope_type": "default", "rope_theta": local });
-    settings.insert("rope_parameters".into(), json!({ LAYER_TYPES[0]: parameters(rope), LAYER_TYPES[1]: windowed }));
+    let windowed = RopeConfig { windowed_base: Some(local), ..rope.clone() }.of_windowed();
+    let [full, windowed] = [rope, &windowed].map(|rope| {
+        let mut table = parameters(rope);
+        if form.full.percent.is_some() {
+            table["partial_rotary_factor"] = json!(rope.percent);
+        }
+        table
+    });
+    settings.insert("rope_parameters".into(), json!({ LAYER_TYPES[0]: full, LAYER_TYPES[1]: windowed }));
     if let Some(key) = form.local_key {
         settings.insert(key.into(), json!(local));
     }

@@ -305,7 +305,6 @@ impl StoredTensor {
 /// Sizes that a map needs besides those of the parameters.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    heads: Heads,
     linear: LinearSizes,
     vocab_size: usize,
     num_experts: usize,
@@ -320,6 +319,19 @@ struct Heads {
     groups: usize,
     queries_per_group: usize,
     head_size: usize,
+    value_size: usize,
+}
+
+impl Heads {
+    /// The heads of a layer with this configuration of attention.
+    fn new(config: &DecoderConfig) -> Self {
+        Self {
+            groups: config.num_query_groups,
+            queries_per_group: config.num_attention_heads / config.num_query_groups,
+            head_size: config.kv_channels,
+            value_size: config.value_size(),
+        }
+    }
 }
 
 /// Sizes of linear attention; zero where no layer has it.
@@ -366,27 +378,26 @@ impl WeightMap {
     /// # Errors
     /// If the family cannot store one of the decoder's parameters.
     pub fn new(family: &Family, config: &DecoderConfig, experts: ExpertLayout) -> Result<Self, HfError> {
-        let heads = Heads {
-            groups: config.num_query_groups,
-            queries_per_group: config.num_attention_heads / config.num_query_groups,
-            head_size: config.kv_channels,
-        };
+        // A layer of multi-token prediction is like the last layer.
+        let heads = |layer: usize| Heads::new(&config.of_layer(layer.min(config.num_layers - 1)));
         let table = config.declarations();
-        let shapes = table.parameters().iter().map(|info| (info.name.clone(), info.shape.clone()));
+        let parameters = table.parameters().iter();
+        let shapes =
+            parameters.map(|info| (info.name.clone(), info.shape.clone(), heads(info.layer.unwrap_or(0)))).collect();
         let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
         let linear = config.linear_attention.as_ref().map(LinearSizes::new).unwrap_or_default();
         let vocab_size = config.vocab_size;
-        let sizes = Sizes { heads, linear, vocab_size, num_experts, num_layers, num_predictions };
+        let sizes = Sizes { linear, vocab_size, num_experts, num_layers, num_predictions };
         let applies = |rule: &WeightRule| rule.applies_to.is_none_or(|applies_to| applies_to(config));
-        Self::from_shapes(family, &applies, shapes.collect(), sizes, experts)
+        Self::from_shapes(family, &applies, shapes, sizes, experts)
     }
 
     /// Map of parameters with these names and shapes, in time linear in their number.
     fn from_shapes(
         family: &Family,
         applies: &dyn Fn(&WeightRule) -> bool,
-        parameters: Vec<(String, Vec<usize>)>,
+        parameters: Vec<(String, Vec<usize>, Heads)>,
         sizes: Sizes,
         experts: ExpertLayout,
     ) -> Result<Self, HfError> {
@@ -398,7 +409,7 @@ impl WeightMap {
         for rule in preferred.chain(others) {
             rules.entry(rule.megatron).or_insert(rule);
         }
-        let entry = |(parameter, shape): (String, Vec<usize>)| {
+        let entry = |(parameter, shape, heads): (String, Vec<usize>, Heads)| {
             let behind_layers = name_behind_layers(&parameter, sizes.num_layers);
             let (pattern, numbers) = pattern(behind_layers.as_ref().unwrap_or(&parameter));
             let Some(rule) = rules.get(pattern.as_str()) else {
@@ -419,7 +430,7 @@ impl WeightMap {
                 ExpertLayout::StackedInputs if part.is_some() => rule.rows_are_inputs(),
                 _ => **rule,
             };
-            let shapes = rule.tensor_shapes(&shape, sizes);
+            let shapes = rule.tensor_shapes(&shape, heads, sizes);
             let name = |(index, shape): (usize, Vec<usize>)| {
                 let pattern = rule.hugging_face[if rule.fusion == Fusion::EachHead { 0 } else { index }];
                 let name = in_place(with_numbers(pattern, &numbers).replace("{head}", &index.to_string()));
@@ -435,7 +446,7 @@ impl WeightMap {
                 shape,
                 fusion: rule.fusion,
                 storage: rule.storage,
-                heads: sizes.heads,
+                heads,
                 linear: sizes.linear,
                 parameter,
             })
@@ -492,18 +503,17 @@ impl WeightMap {
 
 impl WeightRule {
     /// Shapes of the stored tensors of a parameter of shape `shape`.
-    fn tensor_shapes(&self, shape: &[usize], Sizes { heads, linear, vocab_size, .. }: Sizes) -> Vec<Vec<usize>> {
-        let d = heads.head_size;
+    fn tensor_shapes(&self, shape: &[usize], heads: Heads, sizes: Sizes) -> Vec<Vec<usize>> {
+        let (Sizes { linear, vocab_size, .. }, d) = (sizes, heads.head_size);
+        let (queries, keys) = (heads.groups * heads.queries_per_group * d, heads.groups * d);
         let rows = match self.fusion {
             Fusion::Single | Fusion::PackedQkv | Fusion::Alternating => vec![shape[0]],
             Fusion::Scalar => return vec![Vec::new()],
             Fusion::Row => return vec![vec![1, shape[0]]],
             Fusion::Convolution => return vec![vec![shape[0], 1, shape[1]]],
             Fusion::Vocabulary => vec![vocab_size],
-            Fusion::Qkv => vec![heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d],
-            Fusion::GatedQkv => {
-                vec![2 * heads.groups * heads.queries_per_group * d, heads.groups * d, heads.groups * d]
-            }
+            Fusion::Qkv => vec![queries, keys, heads.groups * heads.value_size],
+            Fusion::GatedQkv => vec![2 * queries, keys, keys],
             Fusion::HeadRows => return vec![vec![shape[0] / d, d]],
             Fusion::EachHead => vec![d; shape[0] / d],
             Fusion::GateUp => vec![shape[0] / 2; 2],
@@ -639,7 +649,7 @@ impl Heads {
     /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group
     /// its queries, its key and its value.
     fn stored_rows(self) -> impl Iterator<Item = Range<usize>> {
-        let Self { groups, queries_per_group, head_size } = self;
+        let Self { groups, queries_per_group, head_size, value_size } = self;
         let keys = groups * queries_per_group * head_size;
         let values = keys + groups * head_size;
         let queries = queries_per_group * head_size;
@@ -647,7 +657,7 @@ impl Heads {
             [
                 group * queries..(group + 1) * queries,
                 keys + group * head_size..keys + (group + 1) * head_size,
-                values + group * head_size..values + (group + 1) * head_size,
+                values + group * value_size..values + (group + 1) * value_size,
             ]
         })
     }
@@ -657,7 +667,7 @@ impl Heads {
     /// Row ranges of `[queries with gates, keys, values]` in the order of the fused projection: for
     /// each group its queries, their gates, its key and its value.
     fn stored_rows_with_gates(self) -> impl Iterator<Item = Range<usize>> {
-        let Self { groups, queries_per_group, head_size: d } = self;
+        let Self { groups, queries_per_group, head_size: d, .. } = self;
         let keys = 2 * groups * queries_per_group * d;
         let values = keys + groups * d;
         (0..groups).flat_map(move |group| {

@@ -36,8 +36,8 @@ static MIXTURE: Family = Family {
     dropped: &[],
     aliases: &[],
 };
+const HEADS: Heads = Heads { groups: 3, queries_per_group: 2, head_size: 5, value_size: 5 };
 const SIZES: Sizes = Sizes {
-    heads: Heads { groups: 1, queries_per_group: 1, head_size: 1 },
     linear: LinearSizes { key_heads: 2, value_heads: 4, key_size: 5, value_size: 4, decays: 1 },
     vocab_size: 1,
     num_experts: 11,
@@ -73,7 +73,7 @@ impl TensorSource for InMemory {
 }
 
 /// Layers of which the first three are dense, as in DeepSeek-V3.
-fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
+fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>, Heads)> {
     let layer = |layer: usize| {
         let name = format!("decoder.layers.{layer}");
         let mut names = vec![(format!("{name}.input_layernorm.weight"), vec![7])];
@@ -88,7 +88,7 @@ fn parameters(layers: usize, experts: usize) -> Vec<(String, Vec<usize>)> {
         }
         names
     };
-    (0..layers).flat_map(layer).collect()
+    (0..layers).flat_map(layer).map(|(name, shape)| (name, shape, HEADS)).collect()
 }
 
 #[test]
@@ -108,21 +108,23 @@ fn layers_and_experts_are_numbered_alike_on_both_sides() {
 
 #[test]
 fn any_part_is_read_alone() {
-    let heads = Heads { groups: 3, queries_per_group: 2, head_size: 5 };
-    for (fusion, storage) in [
-        (Fusion::Qkv, Storage::RowsAreOutputs),
-        (Fusion::PackedQkv, Storage::RowsAreInputs),
-        (Fusion::GateUp, Storage::RowsAreInputs),
-        (Fusion::Single, Storage::RowsAreOutputs),
-        (Fusion::Alternating, Storage::RowsAreOutputs),
-        (Fusion::Alternating, Storage::RowsAreInputs),
+    let narrow = Heads { head_size: 6, value_size: 2, ..HEADS };
+    for (fusion, storage, heads) in [
+        (Fusion::Qkv, Storage::RowsAreOutputs, HEADS),
+        (Fusion::Qkv, Storage::RowsAreOutputs, narrow),
+        (Fusion::PackedQkv, Storage::RowsAreInputs, HEADS),
+        (Fusion::PackedQkv, Storage::RowsAreInputs, narrow),
+        (Fusion::GateUp, Storage::RowsAreInputs, HEADS),
+        (Fusion::Single, Storage::RowsAreOutputs, HEADS),
+        (Fusion::Alternating, Storage::RowsAreOutputs, HEADS),
+        (Fusion::Alternating, Storage::RowsAreInputs, HEADS),
     ] {
         let part = |is_joined| Some(Part { index: 1, count: 3, is_joined });
         for part in [None, part(false), part(true)] {
             reads_every_part(fusion, storage, heads, part);
         }
     }
-    let heads = Heads { groups: 2, queries_per_group: 2, head_size: 5 };
+    let heads = Heads { groups: 2, ..HEADS };
     reads_every_part(Fusion::GatedQkv, Storage::RowsAreOutputs, heads, None);
     reads_every_part(Fusion::LinearByHead, Storage::RowsAreOutputs, heads, None);
 }
@@ -135,7 +137,7 @@ fn parts_of_linear_attention_are_gathered_from_its_key_heads() {
     let expected = [0..5, 26..31, 5..10, 31..36, 10..18, 36..44, 18..26, 44..52, 52..54, 56..58, 54..56, 58..60];
     assert_eq!(found, expected);
     let rule = rule("p", &["a", "b", "c"]);
-    let shapes = |fusion, rows| rule.fused(fusion).tensor_shapes(&[rows, 7], SIZES);
+    let shapes = |fusion, rows| rule.fused(fusion).tensor_shapes(&[rows, 7], HEADS, SIZES);
     let parts = &[LinearRows::Mixed, LinearRows::Values, LinearRows::Heads];
     assert_eq!(shapes(Fusion::Linear(parts), 56), [[36, 7], [16, 7], [4, 7]]);
     let parts = &[LinearRows::Keys, LinearRows::Keys, LinearRows::Values];
@@ -144,7 +146,7 @@ fn parts_of_linear_attention_are_gathered_from_its_key_heads() {
 
 #[test]
 fn gates_of_query_heads_are_between_queries_and_key() {
-    let heads = Heads { groups: 2, queries_per_group: 2, head_size: 3 };
+    let heads = Heads { groups: 2, head_size: 3, ..HEADS };
     let begins: Vec<usize> = heads.stored_rows_with_gates().map(|rows| rows.start).collect();
     // Heads 0 and 1, their gates, key and value of group 0; then those of group 1.
     assert_eq!(begins, [0, 6, 3, 9, 24, 30, 12, 18, 15, 21, 27, 33]);
@@ -156,7 +158,7 @@ fn gates_of_query_heads_are_between_queries_and_key() {
 fn reads_every_part(fusion: Fusion, storage: Storage, heads: Heads, part: Option<Part>) {
     let (rows, columns) = (60, 7);
     let rule = WeightRule { fusion, storage, ..rule("p", &["a", "b", "c"]) };
-    let shapes = rule.tensor_shapes(&[rows, columns], Sizes { heads, ..SIZES });
+    let shapes = rule.tensor_shapes(&[rows, columns], heads, SIZES);
     let stored = |(name, shape): (&str, Vec<usize>)| StoredTensor { name: name.to_owned(), shape, part };
     let tensors: Vec<StoredTensor> = ["a", "b", "c"].into_iter().zip(shapes).map(stored).collect();
     let entry = WeightEntry {
@@ -198,7 +200,7 @@ fn rows_of_two_halves_may_take_turns() {
         optional_aliases: &[],
         fusion,
         storage,
-        heads: SIZES.heads,
+        heads: HEADS,
         linear: SIZES.linear,
     };
     let stored = entry.split(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]);
@@ -207,7 +209,7 @@ fn rows_of_two_halves_may_take_turns() {
 
 #[test]
 fn a_parameter_without_a_rule_is_named() {
-    let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7])];
+    let unknown = vec![("decoder.layers.3.mlp.router.weight".to_owned(), vec![4, 7], HEADS)];
     let error =
         WeightMap::from_shapes(&MIXTURE, &|_| true, unknown, SIZES, ExpertLayout::Apart).unwrap_err().to_string();
     assert!(error.contains("mixture") && error.contains("decoder.layers.3.mlp.router.weight"), "{error}");
@@ -219,7 +221,7 @@ fn names_of_a_mixture_of_671_billion_are_mapped_in_linear_time() {
     assert!(parameters.len() > 44_000, "{}", parameters.len());
     let started = Instant::now();
     let map = WeightMap::from_shapes(&MIXTURE, &|_| true, parameters.clone(), SIZES, ExpertLayout::Apart).unwrap();
-    for (name, shape) in &parameters {
+    for (name, shape, _) in &parameters {
         assert_eq!(map.entry(name).map(|entry| &entry.shape), Some(shape));
     }
     // A scan by name for each would compare a thousand million names.

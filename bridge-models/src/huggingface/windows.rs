@@ -46,8 +46,7 @@ pub(crate) fn layers_of_two_types(
 
 /// True for each layer with a window.
 pub(crate) fn windowed_layers(config: &DecoderConfig) -> Vec<bool> {
-    let has_window = |layer| config.window_size.is_some() && config.window_layers.includes(layer);
-    (0..config.num_layers).map(has_window).collect()
+    (0..config.num_layers).map(|layer| config.window(layer).is_some()).collect()
 }
 
 /// `layer_types` of the layers, of which those marked true have a window.

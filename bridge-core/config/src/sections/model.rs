@@ -37,6 +37,8 @@ section! {
         ffn_hidden_size: Option<usize> = None, Limits::between(1.0, 67_108_864.0);
         /// Size of one head; null means `hidden_size / num_attention_heads`.
         kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
+        /// Size of one head of values; null means `kv_channels` (ours).
+        value_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0);
         /// Training sequence length, in tokens.
         @training seq_length: usize = 1024, Limits::SIZE, Group::EveryKind;
         /// Vocabulary before padding; null takes the tokenizer's, padded.
@@ -61,6 +63,10 @@ section! {
             idle_unless("model.window_size: it is the base in layers with a window");
         /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE, idle_unless(ROTATED);
+        /// This fraction in windowed layers; null means `rotary_percent` (ours).
+        rotary_percent_local: Option<f64> = None, Limits::SHARE,
+            idle_unless(ROTATED),
+            needs("model.rotary_base_local");
         /// Pair even and odd dimensions instead of halves.
         rotary_interleaved: bool = false, idle_unless(ROTATED);
         /// Rotate by negative angles (ours).
@@ -162,6 +168,8 @@ section! {
         /// One more score in the softmax of each head, learned and without a value (ours; upstream
         /// `softmax_type = "learnable"`).
         attention_sinks: bool = false;
+        /// Factor on values (ours).
+        attention_value_scale: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Multiply attention's output by the sigmoid of gates before the output projection.
         attention_output_gate: bool = false;
         /// Form of these gates (ours).
@@ -221,6 +229,17 @@ section! {
         window_size: Option<[i64; 2]> = None, Limits::at_least(-1.0);
         /// N: every N-th layer has full attention; list: 1 means windowed.
         window_attn_skip_freq: Option<OneOrMany<usize>> = None, needs("model.window_size");
+        /// Query heads of windowed layers; null means `num_attention_heads` (ours).
+        window_num_attention_heads: Option<usize> = None, COUNT, needs("model.window_size");
+        /// Key and value heads of windowed layers; null means `num_query_groups` (ours).
+        window_num_query_groups: Option<usize> = None, COUNT, needs("model.window_size");
+        /// Size of one head in windowed layers; null means `kv_channels` (ours).
+        window_kv_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0), needs("model.window_size");
+        /// Size of one head of values in windowed layers; null means `value_channels`, or the size
+        /// of the layers' other heads (ours).
+        window_value_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0), needs("model.window_size");
+        /// Sinks in windowed layers; null means `attention_sinks` (ours).
+        window_attention_sinks: Option<bool> = None, needs("model.window_size");
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None, idle_unless(ROTATED);
         /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.

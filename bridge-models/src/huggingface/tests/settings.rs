@@ -337,6 +337,8 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/residual/norms" => json!(if value == "sandwich" { "before" } else { "sandwich" }),
             "/residual/blocks" => json!(if value == "parallel" { "sequential" } else { "parallel" }),
             "/window_size" => json!(4),
+            "/windowed/attention_sinks" => json!(true),
+            path if path.starts_with("/windowed/") => json!(2),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
             "/position_embedding/rope/windowed_base" => json!(50.0),
             "/position_embedding/rope/scaling" => json!({ "linear": { "factor": 2.0 } }),

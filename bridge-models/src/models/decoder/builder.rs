@@ -36,10 +36,11 @@ impl DecoderConfig {
 }
 
 /// Settings of attention that ask for nothing by default.
-const OF_ATTENTION: [&str; 12] = [
+const OF_ATTENTION: [&str; 14] = [
     "add_qkv_bias",
     "attention_output_gate",
     "attention_sinks",
+    "attention_value_scale",
     "attn_logit_softcapping",
     "clip_qkv",
     "no_rope_freq",
@@ -47,6 +48,7 @@ const OF_ATTENTION: [&str; 12] = [
     "qk_layernorm",
     "query_scale_beta",
     "softmax_scale",
+    "value_channels",
     "window_attn_skip_freq",
     "window_size",
 ];

@@ -78,13 +78,14 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         let residual = ResidualConfig { stream_multiplier: 1.0, ..config.residual };
         DecoderConfig { residual, ..config }
     });
-    let [_, _, local, limited] = factors();
+    let ([_, _, local, limited], [.., windowed]) = (factors(), switches());
     let dropped = DecoderConfig { embedding_dropout: 0.1, ..llama() };
     let wide = DecoderConfig { hidden_size: 96, width_multiplier: Some(1.5), softmax_scale: 0.1, ..llama() };
     let some =
         [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, limited, wide, whole, scaled_all, dropped]
             .into_iter()
-            .chain(biases);
+            .chain(biases)
+            .chain([windowed]);
     for config in some.chain(written) {
         let section = config.to_transformer().unwrap();
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);

@@ -154,7 +154,7 @@ fn remembered_tokens_change_no_logits() {
         ..llama()
     };
     let windows = [windowed(1, [true; 3]), windowed(4, [false, true, true]), windowed(11, [true, false, false])];
-    for config in [llama(), gpt2(), everything()].into_iter().chain(windows).chain(factors()) {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(windows).chain(factors()).chain(switches()) {
         let chunk = build(&config);
         let ids = tokens(13, config.vocab_size);
         let expected = logits(chunk.as_ref(), &ids);

@@ -178,8 +178,9 @@ pub fn gates() -> [DecoderConfig; 4] {
 }
 
 /// Features of the smaller families: norms without parameters, a norm of the embedding, rotation by
-/// negative angles, a bias of the output projection, an activation with trained slopes.
-pub fn switches() -> [DecoderConfig; 3] {
+/// negative angles, a bias of the output projection, an activation with trained slopes, heads of
+/// other numbers and sizes in windowed layers.
+pub fn switches() -> [DecoderConfig; 4] {
     let bare = DecoderConfig {
         norm: NormConfig { affine: false, ..llama().norm },
         position_embedding: PositionEmbedding::Rope(RopeConfig { reversed: true, ..RopeConfig::neutral() }),
@@ -200,7 +201,27 @@ pub fn switches() -> [DecoderConfig; 3] {
         embedding_multiplier: 1.7,
         ..gpt2()
     };
-    [bare, centred, sloped]
+    let scaling = Some(RopeScaling::Linear { factor: 1.7 });
+    let rope = RopeConfig { windowed_base: Some(50.0), windowed_percent: Some(0.6), scaling, ..RopeConfig::neutral() };
+    let windowed = DecoderConfig {
+        position_embedding: PositionEmbedding::Rope(rope),
+        qk_layernorm: true,
+        output_gate: Some(OutputGateForm::Head),
+        clip_qkv: Some(1.2),
+        value_channels: Some(7),
+        value_scale: 0.6,
+        windowed: WindowedConfig {
+            num_attention_heads: Some(4),
+            num_query_groups: Some(4),
+            kv_channels: Some(14),
+            value_channels: Some(5),
+            attention_sinks: Some(true),
+        },
+        window_size: Some(3),
+        window_layers: LayerPattern::Listed(vec![true, false, true]),
+        ..llama()
+    };
+    [bare, centred, sloped, windowed]
 }
 
 /// A Llama-style model whose frequencies change in sequences of more than seven tokens.

@@ -47,9 +47,9 @@ impl Model<'_> {
         let PositionEmbedding::Rope(rope) = &self.config.position_embedding else {
             return;
         };
-        let has_window = self.config.window_size.is_some() && self.config.window_layers.includes(layer);
-        let local = rope.windowed_base.filter(|_| has_window);
-        let rotated = rope.rotary_size(head.len());
+        let local = rope.windowed_base.filter(|_| self.config.window(layer).is_some());
+        let percent = rope.windowed_percent.filter(|_| local.is_some()).unwrap_or(rope.percent);
+        let rotated = (percent * head.len() as f64) as usize;
         let base = match &rope.scaling {
             Some(RopeScaling::Ntk { alpha }) => rope.base * alpha.powf(rotated as f64 / (rotated as f64 - 2.0)),
             _ => rope.base,
@@ -70,15 +70,17 @@ impl Model<'_> {
     }
 
     fn attention(&self, layer: usize, x: &Rows) -> Rows {
-        let config = self.config;
-        let (g, d) = (config.num_query_groups, config.kv_channels);
+        let config = &*self.config.of_layer(layer);
+        let (g, d, w) = (config.num_query_groups, config.kv_channels, config.value_size());
         let r = config.num_attention_heads / g;
         // Heads of a group in the projection, and the place of its key.
         let fused = config.output_gate == Some(OutputGateForm::Fused);
         let (per_group, key) = if fused { (2 * r + 2, 2 * r) } else { (r + 2, r) };
         let name = format!("decoder.layers.{layer}.self_attention");
         let head = |qkv: &[f64], position: usize, index: usize, norm: Option<&str>| {
-            let mut head = qkv[index * d..(index + 1) * d].to_vec();
+            let (group, within) = (index / per_group, index % per_group);
+            let start = group * ((key + 1) * d + w) + within * d;
+            let mut head = qkv[start..start + if within == key + 1 { w } else { d }].to_vec();
             let limit = config.clip_qkv.unwrap_or(f64::INFINITY);
             let limited = |head: &mut Vec<f64>| head.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
             let Some(norm) = norm else {
@@ -127,7 +129,7 @@ impl Model<'_> {
             match config.output_gate {
                 None => 1.0,
                 Some(OutputGateForm::Fused) => sigmoid(qkv[(h / r * per_group + r + h % r) * d + element]),
-                Some(OutputGateForm::Element) => of_layer(h * d + element),
+                Some(OutputGateForm::Element) => of_layer(h * w + element),
                 Some(OutputGateForm::Head) => of_layer(h),
             }
         };
@@ -144,7 +146,7 @@ impl Model<'_> {
                 }
             }
         }
-        let window = config.window_size.filter(|_| config.window_layers.includes(layer)).unwrap_or(usize::MAX);
+        let window = config.window(layer).unwrap_or(usize::MAX);
         (0..x.len())
             .map(|i| {
                 let mut out = Vec::new();
@@ -158,13 +160,14 @@ impl Model<'_> {
                         config.attention_softcap.map_or(score, |cap| cap * (score / cap).tanh())
                     });
                     let weights: Vec<f64> = scores.map(f64::exp).collect();
-                    let total: f64 = weights.iter().sum();
-                    let mut y = vec![0.0; d];
+                    let sinks = self.values.get(&format!("{name}.core_attention.softmax_offset"));
+                    let total = weights.iter().sum::<f64>() + sinks.map_or(0.0, |sinks| f64::from(sinks[h]).exp());
+                    let mut y = vec![0.0; w];
                     for (j, weight) in seen.iter().zip(&weights) {
                         let v = head(&qkv[*j], *j, group * per_group + key + 1, None);
-                        y.iter_mut().zip(&v).for_each(|(y, v)| *y += weight / total * v);
+                        y.iter_mut().zip(&v).for_each(|(y, v)| *y += weight / total * v * config.value_scale);
                     }
-                    out.extend((0..d).map(|element| y[element] * gate(&x[i], &qkv[i], h, element)));
+                    out.extend((0..w).map(|element| y[element] * gate(&x[i], &qkv[i], h, element)));
                 }
                 self.linear(&format!("{name}.linear_proj"), &out)
             })

@@ -64,6 +64,9 @@ fn ranks_that_hold_the_same_keys_and_values_compute_what_one_does() {
         }
     }
     let (sizes, tensor) = ([8, 2, 4], Spread { tensor: 4, ..ONE });
+    let mut windowed = with_heads(switches()[3].clone(), sizes);
+    windowed.windowed.num_query_groups = Some(1);
+    check(vec![("other heads in windows", windowed)], &[tensor, Spread { sequence_parallel: true, ..tensor }]);
     let both = Spread { context: 2, ..tensor };
     check(vec![("over context too", with_heads(everything(), sizes))], &[both]);
     for (family, config) in mixtures() {

@@ -263,11 +263,12 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     let post_norm = ResidualConfig { norms: NormPlacement::Sum, ..ResidualConfig::default() };
     let [whole, centred, local, limited] = factors();
     let [fused, element, head, unrotated] = gates();
-    let [bare, without_weights, sloped] = switches();
+    let [bare, without_weights, sloped, windowed] = switches();
     let families = [
         ("norms without weights, a bias of the output", bare),
         ("LayerNorms without weights", without_weights),
         ("trained slopes, a bias of a tied output", sloped),
+        ("other heads in windows", windowed),
         ("norms over projections", whole),
         ("norms without biases, tied", centred),
         ("a base in windows", local),
