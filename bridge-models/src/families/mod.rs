@@ -44,6 +44,7 @@ mod lfm2_moe;
 mod llama;
 mod mamba2;
 mod mimo;
+mod mimo_v2_flash;
 mod minicpm3;
 mod minimax_m2;
 mod ministral;
@@ -134,6 +135,7 @@ pub const FAMILIES: &[&Family] = &[
     &cwm::FAMILY,
     &vaultgemma::FAMILY,
     &mimo::FAMILY,
+    &mimo_v2_flash::FAMILY,
     &afmoe::FAMILY,
     &hunyuan_v1_dense::FAMILY,
     &hunyuan_v1_moe::FAMILY,
