@@ -77,6 +77,15 @@ config_table! {
             read: |section, _| ResidualConfig::read(section),
             write: |residual, _, section| residual.write(section),
         };
+        /// Several residual streams in place of one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        streams: Option<StreamsConfig> = None => SettingCodec {
+            read: |section, _| section.enable_mhc_connections.then(|| StreamsConfig::read(section)).transpose(),
+            write: |streams, _, section| {
+                section.enable_mhc_connections = streams.is_some();
+                streams.iter().for_each(|streams| streams.write(section));
+            },
+        };
         /// True if the residual stream is in float32 with any dtype of the layers. Not stored in
         /// model files.
         #[serde(skip)]
@@ -212,6 +221,24 @@ config_table! {
         embedding_init_method_std: f64 = 0.0 => setting_or_omitted!(embedding_init_method_std, |decoder| decoder.init_method_std);
         /// Draw initial values; without it weights start at zero, to be loaded.
         perform_initialization: bool = true => setting!(perform_initialization);
+    }
+}
+
+config_table! {
+    /// Residual streams that blocks read and write with learned weights: hyper-connections.
+    #[derive(Copy)]
+    pub struct StreamsConfig {
+        /// Number of streams.
+        count: usize = 4 => setting!(mhc_num_residual_streams);
+        /// Iterations of Sinkhorn's algorithm on the weights that mix streams; 0 does not mix them.
+        sinkhorn_iterations: usize = 20 => setting!(mhc_sinkhorn_iterations);
+        /// Added to weights.
+        epsilon: f64 = 1e-6 => setting!(mhc_epsilon);
+        /// Bound of the weights of a block's output.
+        output_magnitude: f64 = 2.0 => setting!(mhc_output_magnitude);
+        /// Initial factor on the products that weights are made of. Not stored in model files.
+        #[serde(skip)]
+        initial_scale: f64 = 0.01 => setting!(mhc_init_gating_factor);
     }
 }
 

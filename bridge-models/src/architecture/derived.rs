@@ -63,6 +63,11 @@ impl DecoderConfig {
         self.value_size() != self.kv_channels || self.value_scale != 1.0
     }
 
+    /// Elements of a token in all residual streams.
+    pub fn stream_size(&self) -> usize {
+        self.hidden_size.saturating_mul(self.streams.map_or(1, |streams| streams.count))
+    }
+
     /// Rows of the query-key-value projection.
     pub fn qkv_size(&self) -> usize {
         let gates = if self.has_fused_gates() { self.num_attention_heads } else { 0 };

@@ -53,6 +53,7 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
         ("model.clip_qkv", config.clip_qkv.is_some()),
         ("model.query_scale_beta", config.query_scale.is_some()),
         ("model.embedding_layernorm", config.embedding_norm),
+        ("model.enable_mhc_connections", config.streams.is_some()),
         ("model.add_output_layer_bias", config.output_bias),
         ("model.activation_func", config.activation == Activation::Xielu),
         ("model.embedding_multiplier", config.embedding_multiplier != 1.0),

@@ -7,7 +7,7 @@ use bridge_core::config::{
 use bridge_core::model::ModelBuildError;
 
 use super::choices::{LayerPattern, RopeScaling};
-use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, RopeConfig};
+use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, ResidualConfig, RopeConfig};
 use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
 
@@ -197,8 +197,35 @@ impl DecoderConfig {
         }
     }
 
+    /// A block with streams has one input and one output, and the head reads all streams.
+    fn validate_streams(&self) -> Result<(), ModelBuildError> {
+        let ResidualConfig { norms, blocks, stream_multiplier, adds_to_norm, .. } = self.residual;
+        let size = self.stream_size();
+        if !(1..=LARGEST_SIZE).contains(&size) {
+            let message = format!("expected from 1 to {LARGEST_SIZE} elements in all streams, found {size}");
+            return Err(invalid("model.mhc_num_residual_streams", message));
+        }
+        let reason = if blocks != BlockOrder::Sequential {
+            "block_order other than sequential"
+        } else if norms == NormPlacement::Sum {
+            "norm_placement = \"sum\", a norm of one stream"
+        } else if adds_to_norm || stream_multiplier != 1.0 {
+            "apply_residual_connection_post_layernorm or a factor on the stream"
+        } else if self.hybrid.is_some() {
+            "a hybrid, whose layers have one block each"
+        } else if self.mtp_num_layers > 0 {
+            "mtp_num_layers above 0"
+        } else {
+            return Ok(());
+        };
+        Err(invalid("model.enable_mhc_connections", format!("expected false with {reason}")))
+    }
+
     fn validate_residual(&self) -> Result<(), ModelBuildError> {
         let residual = &self.residual;
+        if self.streams.is_some() {
+            self.validate_streams()?;
+        }
         let reads_norm = matches!(residual.norms, NormPlacement::Before | NormPlacement::Sandwich);
         if residual.adds_to_norm && (!reads_norm || residual.blocks != BlockOrder::Sequential) {
             let message = "needs block_order = \"sequential\" and norm_placement = \"before\" or \"sandwich\": one norm that the block reads";

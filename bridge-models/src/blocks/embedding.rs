@@ -78,6 +78,8 @@ pub(crate) struct Embedding {
     dropout: f64,
     /// True if the stream is in float32 with any dtype of the tables.
     is_wide: bool,
+    /// Number of residual streams, which begin as copies.
+    streams: usize,
 }
 
 impl Embedding {
@@ -96,6 +98,7 @@ impl Embedding {
             multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
             is_wide: config.fp32_residual,
+            streams: config.stream_size() / config.hidden_size,
         }
     }
 
@@ -125,7 +128,7 @@ impl Embedding {
         &self.word_embeddings
     }
 
-    /// `[b, t]` -> the residual stream, `[b, t, c]`.
+    /// `[b, t]` -> the residual stream, `[b, t, c]`, or several side by side.
     ///
     /// # Panics
     /// If an id is not in the vocabulary, or a position lies beyond the table of learned positions.
@@ -146,7 +149,8 @@ impl Embedding {
             Some(norm) => norm.forward(x_btc),
             None => x_btc,
         };
-        regions.dropout(x_btc, self.dropout, key)
+        let x_btc = regions.dropout(x_btc, self.dropout, key);
+        if self.streams == 1 { x_btc } else { x_btc.repeat_dim(2, self.streams) }
     }
 }
 

@@ -12,6 +12,7 @@
 //! | `ssm` | the state space blocks of Mamba-2 and of the first Mamba |
 //! | `short_conv` | a short convolution between two gates |
 //! | `xielu` | activation with trained slopes |
+//! | `hyper_connection` | several residual streams |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values of parameters |
 //! | `recompute` | parts of a segment that run again in backward |
@@ -27,6 +28,7 @@ pub(crate) mod context_parallel;
 pub(crate) mod embedding;
 pub(crate) mod gated_delta_net;
 pub(crate) mod head;
+pub(crate) mod hyper_connection;
 pub(crate) mod init;
 pub(crate) mod key_values;
 pub(crate) mod linear;

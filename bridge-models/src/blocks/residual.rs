@@ -16,6 +16,7 @@ use bridge_kernels::offload::{Module, in_module};
 use bridge_kernels::{DropoutKey, Recomputable};
 use burn::tensor::{FloatDType, Tensor};
 
+use super::hyper_connection::HyperConnection;
 use super::linear::Linear;
 use super::norm::Norm;
 use super::regions::Regions;
@@ -121,6 +122,22 @@ impl Residual<'_> {
         }
     }
 
+    /// [`Self::step`] of one branch, of several streams if there is a connection: `[b, this rank's
+    /// tokens, n * c]` -> the same.
+    pub fn step_of(&self, x_btf: Tensor<3>, connection: &Option<HyperConnection>, branch: Branch) -> Tensor<3> {
+        let Some(connection) = connection else {
+            return self.step(x_btf, [branch]);
+        };
+        let (read_btc, weights_btk) = connection.read(x_btf.clone());
+        let input_btc = match branch.input {
+            BranchInput::Norm(norm, module) => in_module(module, || norm.forward_residual(read_btc).0),
+            BranchInput::Stream | BranchInput::Shared => read_btc.cast(self.block_dtype).into(),
+        };
+        let multiplier = self.branch_multiplier * branch.multiplier;
+        let y_btc = self.output((branch.block)(input_btc), branch.after, multiplier, branch.key);
+        connection.write(x_btf, weights_btk, y_btc)
+    }
+
     fn add(
         &self,
         stream_btc: Tensor<3>,
@@ -138,16 +155,18 @@ impl Residual<'_> {
             {
                 in_module(module, || linear.forward_and_add(x, stream_btc))
             }
-            output => {
-                let y_btc = output.compute(self.regions);
-                let y_btc = match after {
-                    Some(norm) => norm.forward(y_btc),
-                    None => y_btc,
-                };
-                let y_btc = scaled(y_btc, multiplier);
-                stream_btc + self.regions.dropout(y_btc, self.dropout, key).cast(dtype)
-            }
+            output => stream_btc + self.output(output, after, multiplier, key).cast(dtype),
         }
+    }
+
+    /// A block's output as it is added.
+    fn output(&self, output: BlockOutput, after: Option<&Norm>, multiplier: f64, key: Option<DropoutKey>) -> Tensor<3> {
+        let y_btc = output.compute(self.regions);
+        let y_btc = match after {
+            Some(norm) => norm.forward(y_btc),
+            None => y_btc,
+        };
+        self.regions.dropout(scaled(y_btc, multiplier), self.dropout, key)
     }
 }
 

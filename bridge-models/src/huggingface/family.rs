@@ -9,7 +9,7 @@ use super::error::HfError;
 use super::fields::Fields;
 use super::settings::Setting;
 use super::weight_map::WeightRule;
-use crate::decoder::{DecoderConfig, EncoderConfig, MoeConfig};
+use crate::decoder::{DecoderConfig, EncoderConfig, MoeConfig, StreamsConfig};
 
 /// Family of Hugging Face models. The list of families is in [`crate::families`].
 pub struct Family {
@@ -178,6 +178,9 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         perform_initialization: true,
         recomputed: DecoderConfig::neutral().recomputed,
         fp32_residual: DecoderConfig::neutral().fp32_residual,
+        streams: config
+            .streams
+            .map(|streams| StreamsConfig { initial_scale: StreamsConfig::neutral().initial_scale, ..streams }),
         ..config
     }
     .without_unused()

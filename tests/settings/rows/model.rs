@@ -160,6 +160,7 @@ fn state_space() -> Vec<Row> {
 
 fn layers() -> Vec<Row> {
     let ungated = tiny_with(&["model.gated_linear_unit=false"]);
+    let streams = tiny_with(&["model.enable_mhc_connections=true", "model.mhc_num_residual_streams=2"]);
     let quick = tiny_with(&["model.activation_func=quick_gelu"]);
     vec![
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
@@ -171,6 +172,12 @@ fn layers() -> Vec<Row> {
         row("model.block_order", &tiny(), &["sequential", "parallel"]).moves("loss_1"),
         row("model.block_order", &tiny(), &["sequential", "parallel_shared_norm"]).moves("loss_1 shapes slices"),
         row("model.residual_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        switch("model.enable_mhc_connections", &tiny()).moves("loss_1 flops shapes slices"),
+        row("model.mhc_num_residual_streams", &streams, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("loss_1 flops shapes slices"),
+        row("model.mhc_init_gating_factor", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
+        row("model.mhc_epsilon", &streams, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.mhc_output_magnitude", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
         switch("model.apply_residual_connection_post_layernorm", &tiny()).moves("loss_1"),
         row("model.embedding_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.logit_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),

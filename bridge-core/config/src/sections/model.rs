@@ -151,6 +151,21 @@ section! {
         block_order: BlockOrder = BlockOrder::Sequential;
         /// Factor on the output of a block before it is added to the residual stream (ours).
         residual_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Several residual streams, which blocks read and write with learned weights:
+        /// hyper-connections.
+        enable_mhc_connections: bool = false;
+        /// Residual streams.
+        mhc_num_residual_streams: usize = 4, Limits::between(2.0, 1024.0), needs("model.enable_mhc_connections");
+        /// Iterations of Sinkhorn's algorithm on the weights that mix streams; 0 does not mix them.
+        mhc_sinkhorn_iterations: usize = 20, Limits::between(0.0, 1024.0), needs("model.enable_mhc_connections");
+        /// Initial factor on the products with the streams that weights are made of.
+        @training mhc_init_gating_factor: f64 = 0.01, Limits::NON_NEGATIVE, needs("model.enable_mhc_connections");
+        /// Added to the weights of streams (ours).
+        mhc_epsilon: f64 = 1e-6, Limits::above_zero_to(1.0), needs("model.enable_mhc_connections");
+        /// Bound of the weights with which a block's output is added to streams (ours).
+        mhc_output_magnitude: f64 = 2.0, Limits::ABOVE_ZERO, needs("model.enable_mhc_connections");
+        refused @execution mhc_recompute_layer_num = None::<usize>, "Layers whose streams are recomputed together."
+            => not_built("recompute of streams over several layers; a block's weights and sums are always recomputed");
         /// Factor on the word embedding's output (upstream: in its Gemma providers).
         embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Factor on the logits (ours).

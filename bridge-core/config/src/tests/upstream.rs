@@ -83,7 +83,7 @@ fn a_configuration_at_its_defaults_runs_and_lists_only_what_differs() {
     assert!(found.iter().all(|key| expected.contains(key)), "{found:?}");
     assert!(found.contains(&"checkpoint.ckpt_format") && found.contains(&"model.transformer_impl"), "{found:?}");
     let listed = run.warnings().join("\n");
-    for field in ["model.softmax_type", "model.mhc_num_residual_streams", "ddp.num_buckets", "env_vars"] {
+    for field in ["model.softmax_type", "model.qk_clip_alpha", "ddp.num_buckets", "env_vars"] {
         assert!(listed.contains(field), "{field} in {listed}");
     }
     assert!(!listed.contains("timers"), "objects of a running program are nothing to list: {listed}");

@@ -66,8 +66,7 @@ const DEFAULTS: &[(&str, &str)] = &[
          dsa_kernel_backend=none expert_gtp_weight_remat_size=1 fp8_interval=1 gdp_num_chunk_states_to_recompute=2 \
          gdp_num_householder=3 gtp_weight_remat_size=1 inference_grouped_gemm_backend=vllm \
          inference_moe_token_dispatcher_type=nvls inference_sampling_seed=42 kitchen_attention_backend=sdpa \
-         mhc_init_gating_factor=0.01 mhc_num_residual_streams=4 \
-         mhc_sinkhorn_iterations=20 min_offloaded_tensor_size=1048576 mlp_chunks_for_prefill=1 \
+         min_offloaded_tensor_size=1048576 mlp_chunks_for_prefill=1 \
          mlp_chunks_for_training=1 moe_combine_bwd_dtype=bf16 moe_deepep_num_sms=20 moe_dispatch_fwd_dtype=bf16 \
          moe_hybridep_num_sms=16 moe_hybridep_num_sms_preprocessing=108 \
          moe_paged_stash_buffer_size_factor_cuda=1.1 moe_paged_stash_page_size=64 persist_layer_norm=true \

@@ -30,7 +30,7 @@ mod tests;
 pub use crate::architecture::choices::{LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
     DecoderConfig, EncoderConfig, LatentConfig, LinearAttentionConfig, MoeConfig, NormConfig, PositionEmbedding,
-    QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig, WindowedConfig,
+    QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig, StreamsConfig, WindowedConfig,
 };
 pub use crate::architecture::hybrid::{BlockFactors, HybridBlock, HybridConfig, MambaConfig, ShortConvConfig};
 pub use builder::{

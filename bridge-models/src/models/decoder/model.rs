@@ -25,6 +25,7 @@ use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words}
 use crate::blocks::head::{
     HeadOutputs, LastOutputs, Projection, Targets, cost as head_cost, cost_replaced, logits, loss_sum,
 };
+use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
 use crate::blocks::init::InitialValues;
 use crate::blocks::moe::MoeInput;
 use crate::blocks::norm::{Norm, statistics};
@@ -80,13 +81,25 @@ impl OutputBias {
 #[derive(Module, Debug)]
 struct Block {
     layers: Vec<DecoderLayer>,
+    /// Weights with which the head reads several streams.
+    final_connection: Option<HyperConnection>,
     final_layernorm: Option<Norm>,
+}
+
+impl Block {
+    /// The stream that the head reads, before its norm: `[b, t, n * c]` -> `[b, t, c]`.
+    fn read_streams(&self, x_btf: Tensor<3>) -> Tensor<3> {
+        match &self.final_connection {
+            Some(connection) => connection.read(x_btf).0,
+            None => x_btf,
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Settings {
     first_layer: usize,
-    hidden_size: usize,
+    stream_size: usize,
     /// Dtype of the residual stream.
     dtype: FloatDType,
     logit_multiplier: f64,
@@ -127,6 +140,10 @@ impl Modules {
         let layers = part.layers.clone().map(|index| DecoderLayer::new(config, index, scope)).collect();
         let head = part.end.then(|| scope.segment(SegmentRole::Head, None));
         let norm = |head: &Scope| Norm::new(config.norm, config.hidden_size, &head.child("decoder"), "final_layernorm");
+        let connection = |head: &Scope| {
+            HyperConnection::new(config, StreamUse::Read, &head.child("decoder").child("final_hyper_connection"))
+        };
+        let final_connection = head.as_ref().and_then(connection);
         let final_layernorm = head.as_ref().map(norm);
         let last_layer = head.as_ref().and_then(|head| LastLayer::declare(head, config.hidden_size));
         let with_projection = head.as_ref().filter(|_| last_layer.is_none());
@@ -152,7 +169,7 @@ impl Modules {
         let prediction = head.and_then(|head| MultiTokenPrediction::new(config, &words, &head));
         Self {
             embedding,
-            decoder: Block { layers, final_layernorm },
+            decoder: Block { layers, final_connection, final_layernorm },
             output_layer,
             output_bias,
             last_layer,
@@ -203,8 +220,9 @@ fn cost(
         }
         SegmentRole::StackEnd => panic!("a decoder is one stack"),
         SegmentRole::Head => {
-            let input = work.tokens_between_blocks() * config.hidden_size as u64;
+            let input = work.tokens_between_blocks() * config.stream_size() as u64;
             let norm = statistics(config.norm, work.tokens_between_blocks());
+            let norm = norm.and(hyper_connection::cost(config, StreamUse::Read, work));
             let last = match outputs {
                 Some(outputs) => cost_replaced(outputs, config.hidden_size, work),
                 None => head_cost(config, work),
@@ -246,7 +264,7 @@ impl Decoder {
             rotary: Rotary::from_config(config, &context.device),
             settings: Settings {
                 first_layer: stage.only_stack().layers.start,
-                hidden_size: config.hidden_size,
+                stream_size: config.stream_size(),
                 dtype: if config.fp32_residual { FloatDType::F32 } else { context.params_dtype },
                 logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
@@ -320,6 +338,7 @@ impl Decoder {
     /// The program's loss of the outputs of the layer that it has in place of the projection.
     fn replaced_head(&self, layer: &LastLayer, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<1> {
         let norm = self.decoder.final_layernorm.as_ref().expect("the head segment exists on stages with a head only");
+        let x_btc = self.decoder.read_streams(x_btc);
         let own =
             context.custom_loss.expect("a model without an output projection is run with a loss of the program's");
         let last = LastOutputs::Replaced(layer, context.dropout_key(0, dropout_site::LAST_LAYER));
@@ -333,7 +352,7 @@ impl Decoder {
         }
         let (norm, projection) = self.head_parts().expect("the head segment exists on stages with a head only");
         let targets = Targets { labels_bt: context.batch.labels.clone(), mask_bt: context.batch.loss_mask.clone() };
-        let x_btc = norm.forward_into_layers(x_btc);
+        let x_btc = norm.forward_into_layers(self.decoder.read_streams(x_btc));
         let accuracy = TokenAccuracy::default();
         let mtp = self.prediction.as_ref().map(|prediction| (prediction, x_btc.clone()));
         let loss = match context.custom_loss {
@@ -434,7 +453,7 @@ impl Segments for Decoder {
             return Vec::new();
         }
         let [b, t] = batch.tokens.dims();
-        let shape = [b, self.regions.own_rows(t).len(), self.settings.hidden_size];
+        let shape = [b, self.regions.own_rows(t).len(), self.settings.stream_size];
         vec![BoundaryTensor::hidden_states(shape, self.settings.dtype)]
     }
 
@@ -468,6 +487,7 @@ impl Segments for Decoder {
         }
         let end = self.num_segments();
         if segments.iter().any(|index| index + 1 == end) {
+            self.decoder.final_connection = Module::map(self.decoder.final_connection, mapper);
             self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
             self.output_layer = Module::map(self.output_layer, mapper);
             self.output_bias = Module::map(self.output_bias, mapper);
@@ -522,7 +542,8 @@ impl Segments for Decoder {
             }
         }
         state.length = length;
-        Some(logits(norm.forward_into_layers(x_btc).narrow(1, t - new, new), projection, &regions))
+        let x_btc = self.decoder.read_streams(x_btc.narrow(1, t - new, new));
+        Some(logits(norm.forward_into_layers(x_btc), projection, &regions))
     }
 
     fn new_state(&self) -> GenerationState {

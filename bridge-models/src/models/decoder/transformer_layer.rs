@@ -11,6 +11,7 @@ use super::decoder_layer::Memory;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::gated_delta_net::GatedDeltaNet;
+use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
 use crate::blocks::mla::LatentAttention;
 use crate::blocks::mlp::Mlp;
 use crate::blocks::moe::{Moe, MoeInput};
@@ -22,9 +23,11 @@ use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
 /// Attention and a feed-forward block, with the norms that [`NormPlacement`] puts around them.
 #[derive(Module, Debug)]
 pub(crate) struct TransformerLayer {
+    attention_connection: Option<HyperConnection>,
     input_layernorm: Option<Norm>,
     attention: Attention,
     post_self_attention_layernorm: Option<Norm>,
+    mlp_connection: Option<HyperConnection>,
     pre_mlp_layernorm: Option<Norm>,
     feed_forward: FeedForward,
     post_mlp_layernorm: Option<Norm>,
@@ -160,10 +163,14 @@ impl TransformerLayer {
         let norms = residual.layer_norms();
         let attention = first.component(Component::Attention).child("self_attention");
         let feed_forward = last.component(Component::Mlp).child("mlp");
+        let connection =
+            |scope: &Scope, name| HyperConnection::new(config, StreamUse::ReadAndWrite, &scope.child(name));
         Self {
+            attention_connection: connection(first, "self_attention_hyper_connection"),
             input_layernorm: norm(norms.before_attention, first, "input_layernorm"),
             attention: Attention::new(config, index, &attention),
             post_self_attention_layernorm: norm(norms.after_attention, first, "post_self_attention_layernorm"),
+            mlp_connection: connection(last, "mlp_hyper_connection"),
             pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
             feed_forward: FeedForward::new(config, index, &feed_forward),
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
@@ -191,7 +198,8 @@ impl TransformerLayer {
             let is_of_sum = residual.norms == NormPlacement::Sum;
             let bytes = if is_of_sum { work.stream_bytes } else { work.activation_bytes };
             let output = SegmentCost { kept: stream * bytes, ..SegmentCost::default() };
-            if after { block.and(statistics()).and(output) } else { block }
+            let block = if after { block.and(statistics()).and(output) } else { block };
+            block.and(hyper_connection::cost(config, StreamUse::ReadAndWrite, work))
         };
         let attention = || {
             let block = Attention::cost(config, index, work);
@@ -209,7 +217,7 @@ impl TransformerLayer {
                 panic!("{part:?} is no part of a layer")
             }
         };
-        SegmentCost { input: stream, ..blocks }
+        SegmentCost { input: work.tokens_between_blocks() * config.stream_size() as u64, ..blocks }
     }
 
     /// The parts that can run, and be recomputed, separately.
@@ -227,7 +235,8 @@ impl TransformerLayer {
         self.attention.new_state()
     }
 
-    /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same.
+    /// Runs one of the [parts](Self::parts), `[b, t, c]`, or `[b, t, n * c]` of several streams, ->
+    /// the same.
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
         let LayerInput { attention, attention_key, mlp, mlp_key } = input;
         let regions = mlp.regions;
@@ -235,8 +244,12 @@ impl TransformerLayer {
         let feed_forward = self.feed_forward_branch(mlp, mlp_key);
         let (after_attention, after_mlp) = (&self.post_self_attention_layernorm, &self.post_mlp_layernorm);
         match part {
-            SegmentRole::Attention => self.residual(regions, after_attention).step(x_btc, [attention]),
-            SegmentRole::Mlp | SegmentRole::Moe => self.residual(regions, after_mlp).step(x_btc, [feed_forward]),
+            SegmentRole::Attention => {
+                self.residual(regions, after_attention).step_of(x_btc, &self.attention_connection, attention)
+            }
+            SegmentRole::Mlp | SegmentRole::Moe => {
+                self.residual(regions, after_mlp).step_of(x_btc, &self.mlp_connection, feed_forward)
+            }
             SegmentRole::Layer => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
             SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
                 panic!("{part:?} is no part of a layer")

@@ -85,7 +85,8 @@ fn a_section_made_from_a_decoder_gives_it_back() {
         [llama(), gpt2(), everything, scaled, yarn, longrope(), bare, local, limited, wide, whole, scaled_all, dropped]
             .into_iter()
             .chain(biases)
-            .chain([windowed]);
+            .chain([windowed])
+            .chain(streams());
     for config in some.chain(written) {
         let section = config.to_transformer().unwrap();
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
@@ -174,6 +175,13 @@ fn errors_name_the_key() {
             Box::new(|c| {
                 (c.multi_latent_attention, c.num_query_groups, c.kv_channels) = (true, None, None);
                 c.attention_output_gate = true;
+            }),
+        ),
+        (
+            "model.enable_mhc_connections",
+            Box::new(|c| {
+                c.enable_mhc_connections = true;
+                c.mtp_num_layers = Some(1);
             }),
         ),
         (

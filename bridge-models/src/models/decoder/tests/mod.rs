@@ -224,6 +224,25 @@ pub fn switches() -> [DecoderConfig; 4] {
     [bare, centred, sloped, windowed]
 }
 
+/// Several residual streams, which are mixed or not, with norms in front of blocks and behind them.
+pub fn streams() -> [DecoderConfig; 2] {
+    let streams = StreamsConfig {
+        count: 3,
+        sinkhorn_iterations: 3,
+        epsilon: 0.02,
+        initial_scale: 0.9,
+        ..StreamsConfig::neutral()
+    };
+    let sandwich =
+        ResidualConfig { norms: NormPlacement::Sandwich, branch_multiplier: 0.7, ..ResidualConfig::default() };
+    let outputs = ResidualConfig { norms: NormPlacement::Output, ..ResidualConfig::default() };
+    let apart = StreamsConfig { count: 2, sinkhorn_iterations: 0, output_magnitude: 1.5, ..streams };
+    [
+        DecoderConfig { streams: Some(streams), residual: sandwich, logit_softcap: Some(7.0), ..llama() },
+        DecoderConfig { streams: Some(apart), residual: outputs, ..gpt2() },
+    ]
+}
+
 /// A Llama-style model whose frequencies change in sequences of more than seven tokens.
 pub fn longrope() -> DecoderConfig {
     let scaling = RopeScaling::LongRope {

@@ -203,6 +203,81 @@ impl Model<'_> {
         self.linear(&format!("{name}.linear_fc2"), &h)
     }
 
+    /// All layers of a model with several streams, and the sum of them that the head reads.
+    fn through_streams(&self, x: &Rows) -> Rows {
+        let (residual, n) = (self.config.residual, self.config.streams.expect("asked for").count);
+        let mut x: Rows = x.iter().map(|x| x.repeat(n)).collect();
+        let read = |x: &[f64], weights: &[f64]| -> Vec<f64> {
+            let c = x.len() / n;
+            (0..c).map(|i| (0..n).map(|stream| weights[stream] * x[stream * c + i]).sum()).collect()
+        };
+        for layer in 0..self.config.num_layers {
+            let of_layer = |name: &str| format!("decoder.layers.{layer}.{name}");
+            for (part, before, after) in [
+                ("self_attention", "input_layernorm", "post_self_attention_layernorm"),
+                ("mlp", "pre_mlp_layernorm", "post_mlp_layernorm"),
+            ] {
+                let weights: Rows =
+                    x.iter().map(|x| self.stream_weights(&of_layer(&format!("{part}_hyper_connection")), x)).collect();
+                let mut input: Rows = x.iter().zip(&weights).map(|(x, weights)| read(x, weights)).collect();
+                if residual.norms == NormPlacement::Sandwich {
+                    input = input.iter().map(|x| self.norm(&of_layer(before), x)).collect();
+                }
+                let y = match part {
+                    "mlp" => input.iter().map(|x| self.mlp(layer, x)).collect(),
+                    _ => self.attention(layer, &input),
+                };
+                for ((x, weights), y) in x.iter_mut().zip(&weights).zip(&y) {
+                    let y = self.norm(&of_layer(after), y);
+                    let (c, old) = (y.len(), x.clone());
+                    for stream in 0..n {
+                        for i in 0..c {
+                            let kept = match weights.get(2 * n..).filter(|mix| !mix.is_empty()) {
+                                Some(mix) => (0..n).map(|from| mix[from * n + stream] * old[from * c + i]).sum(),
+                                None => old[stream * c + i],
+                            };
+                            x[stream * c + i] = kept + weights[n + stream] * residual.branch_multiplier * y[i];
+                        }
+                    }
+                }
+            }
+        }
+        let last = |x: &Vec<f64>| read(x, &self.stream_weights("decoder.final_hyper_connection", x));
+        x.iter().map(last).collect()
+    }
+
+    /// Weights of one token: that read, that write, that mix.
+    fn stream_weights(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let streams = self.config.streams.expect("asked for");
+        let (n, epsilon) = (streams.count, streams.epsilon);
+        let norm = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + self.config.norm.epsilon).sqrt();
+        let products = self.products(name, &x.iter().map(|x| x / norm).collect::<Vec<_>>());
+        let (scale, bias) = (&self.values[&format!("{name}.scale")], &self.values[&format!("{name}.bias")]);
+        let logit = |i: usize| products[i] * f64::from(scale[(i / n).min(2)]) + f64::from(bias[i]);
+        let sigmoid = |i: usize| 1.0 / (1.0 + (-logit(i)).exp());
+        let mut weights: Vec<f64> = (0..n).map(|i| sigmoid(i) + epsilon).collect();
+        if scale.len() > 1 {
+            let more = if scale.len() == 2 { epsilon } else { 0.0 };
+            weights.extend((n..2 * n).map(|i| streams.output_magnitude * sigmoid(i) + more));
+        }
+        if scale.len() > 2 {
+            let mut mix: Rows = (0..n).map(|row| (0..n).map(|i| logit(2 * n + row * n + i).exp()).collect()).collect();
+            for row in &mut mix {
+                let sum: f64 = row.iter().sum();
+                row.iter_mut().for_each(|x| *x = *x / sum + epsilon);
+            }
+            for step in 0..2 * streams.sinkhorn_iterations - 1 {
+                for line in 0..n {
+                    let at = |i: usize| if step % 2 == 0 { (i, line) } else { (line, i) };
+                    let sum: f64 = (0..n).map(|i| mix[at(i).0][at(i).1]).sum::<f64>() + epsilon;
+                    (0..n).for_each(|i| mix[at(i).0][at(i).1] /= sum);
+                }
+            }
+            weights.extend(mix.concat());
+        }
+        weights
+    }
+
     fn logits(&self, ids: &[i64]) -> Vec<f32> {
         let c = self.config.hidden_size;
         let learned = self.config.position_embedding == PositionEmbedding::LearnedAbsolute;
@@ -224,7 +299,11 @@ impl Model<'_> {
         };
         let residual = self.config.residual;
         let scale = |x: &mut Rows, factor: f64| x.iter_mut().flatten().for_each(|x| *x *= factor);
-        for layer in 0..self.config.num_layers {
+        if self.config.streams.is_some() {
+            x = self.through_streams(&x);
+        }
+        let layers = if self.config.streams.is_some() { 0 } else { self.config.num_layers };
+        for layer in 0..layers {
             let norm = |which: &str, x: &Rows| -> Rows {
                 x.iter().map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x)).collect()
             };
@@ -328,6 +407,7 @@ fn logits_equal_those_of_plain_loops() {
         .chain(factors())
         .chain(gates())
         .chain(switches())
+        .chain(streams())
     {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
@@ -338,7 +418,9 @@ fn logits_equal_those_of_plain_loops() {
 
 #[test]
 fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
-    for config in [llama(), gpt2(), everything()].into_iter().chain(factors()).chain(gates()).chain(switches()) {
+    for config in
+        [llama(), gpt2(), everything()].into_iter().chain(factors()).chain(gates()).chain(switches()).chain(streams())
+    {
         let chunk = build(&config);
         let micro_batch = micro_batch(config.vocab_size);
         let batch = Batch::new(&micro_batch, &device());
@@ -366,6 +448,7 @@ fn gradients_equal_difference_quotients() {
         .chain(factors())
         .chain(gates())
         .chain(switches())
+        .chain(streams())
     {
         let mut chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());

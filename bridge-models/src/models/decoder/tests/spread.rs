@@ -264,6 +264,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     let [whole, centred, local, limited] = factors();
     let [fused, element, head, unrotated] = gates();
     let [bare, without_weights, sloped, windowed] = switches();
+    let [mixed, apart] = streams();
     let families = [
         ("norms without weights, a bias of the output", bare),
         ("LayerNorms without weights", without_weights),
@@ -291,6 +292,8 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("gpt2, untied", untied),
         ("everything", everything()),
         ("longrope", longrope()),
+        ("streams that mix", mixed),
+        ("streams apart, tied", apart),
     ];
     // Rows of a vocabulary need not divide.
     let rows = |name: &str| if name.contains("tied") { 43 } else { 40 };

@@ -70,6 +70,7 @@ fn models() -> Vec<(&'static str, DecoderConfig)> {
         ("added to norms", with(ResidualConfig { adds_to_norm: true, ..usual })),
         ("further tokens", further),
         ("experts", super::moe::mixture(5, 2)),
+        ("several streams", streams()[0].clone()),
         ("state space", super::hybrid::hybrid()),
         ("linear attention", super::linear_attention::gated_delta_net()),
     ]
