@@ -109,7 +109,7 @@ fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<
 }
 
 /// Layouts that a golden model cannot have, and text of the refusal.
-const REFUSED: [(&str, &str, &str); 16] = [
+const REFUSED: [(&str, &str, &str); 19] = [
     ("bamba", "TP 2", "model.mamba_num_groups: expected a multiple"),
     ("bamba", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("falcon_h1", "TP 2", "model.mamba_num_groups: expected a multiple"),
@@ -125,6 +125,9 @@ const REFUSED: [(&str, &str, &str); 16] = [
     ("nemotron_h_dense", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("phi", "TP 2", "model.num_attention_heads: must be divisible"),
     ("stablelm", "TP 2", "model.num_attention_heads: must be divisible"),
+    ("zamba2", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
+    ("zamba2", "PP 2", "layers 1 and 3 share a block"),
+    ("zamba2", "TP 2", "model.mamba_num_groups: expected a multiple"),
     ("t5", "CP 2", "model.context_parallel_size: model.kind = \"t5\" does not have this setting"),
 ];
 

@@ -426,6 +426,12 @@ impl FinalTransformer {
         layers
     }
 
+    /// Experts that routers choose among, those that are the identity included; `None` for a model
+    /// without experts.
+    pub fn routed_experts(&self) -> Option<usize> {
+        Some(self.num_moe_experts? + self.moe_num_identity_experts)
+    }
+
     /// Rows of the embedding, given the tokenizer's size.
     ///
     /// Without `vocab_size` it is the tokenizer's, padded to a multiple of

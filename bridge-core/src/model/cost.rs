@@ -169,6 +169,8 @@ pub struct SegmentCost {
     pub skipped_flops: f64,
     /// Elements of its input, which recompute keeps and the pipeline sends.
     pub input: u64,
+    /// Tensors of its input besides the residual stream.
+    pub carried_tensors: u64,
     /// Bytes that it keeps from forward to backward besides its input.
     pub kept: u64,
     /// Bytes of `kept` and the input that recipes can move to the host by module
@@ -207,6 +209,7 @@ impl SegmentCost {
             flops: self.flops + other.flops,
             skipped_flops: self.skipped_flops + other.skipped_flops,
             input: self.input + other.input,
+            carried_tensors: self.carried_tensors + other.carried_tensors,
             kept: self.kept + other.kept,
             modules: self.modules,
             unmoved: self.unmoved + other.unmoved,

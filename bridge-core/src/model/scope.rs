@@ -214,6 +214,15 @@ impl Scope {
         self.shared.table.borrow_mut().add_use(name, self.segment);
     }
 
+    /// [`Self::uses`] of every parameter of the part with the dotted name `part`.
+    pub fn uses_part(&self, part: &str) {
+        let mut table = self.shared.table.borrow_mut();
+        let is_of_part = |name: &str| name.strip_prefix(part).is_some_and(|rest| rest.starts_with('.'));
+        let names = table.parameters.iter().map(|parameter| parameter.name.clone());
+        let names: Vec<String> = names.filter(|name| is_of_part(name)).collect();
+        names.iter().for_each(|name| table.add_use(name, self.segment));
+    }
+
     /// Declares the parameter called `name` here, whose whole shape is `shape`, and makes this
     /// rank's shard.
     ///

@@ -260,6 +260,9 @@ config_table! {
             read: |section, _| Ok(section.latent_layernorm_epsilon.unwrap_or(section.layernorm_epsilon)),
             write: |_, _, _| {},
         };
+        /// Factor on the latent vector of keys and values, behind its norm; `None` is 1.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kv_multiplier: Option<f64> = None => setting!(latent_kv_multiplier);
     }
 }
 
@@ -362,6 +365,13 @@ config_table! {
     pub struct MoeConfig {
         /// Experts of a layer.
         num_experts: usize = 0 => setting_or!(num_moe_experts, |_| 0);
+        /// Experts beside these whose output is their input.
+        #[serde(default)]
+        num_identity_experts: usize = 0 => setting!(moe_num_identity_experts);
+        /// Experts stand beside the dense block of a layer; their output is added at the end of the
+        /// next layer.
+        #[serde(default)]
+        shortcut: bool = false => setting!(moe_shortcut);
         /// The layers that have them.
         layers: LayerPattern = LayerPattern::All => codecs::MOE_LAYERS;
         /// Width of one expert; with a gated unit, of each half.
@@ -476,6 +486,11 @@ config_table! {
 }
 
 impl MoeConfig {
+    /// Experts that the router chooses among.
+    pub fn num_choices(&self) -> usize {
+        self.num_experts.saturating_add(self.num_identity_experts)
+    }
+
     /// Elements of a token that an expert reads and writes.
     pub fn expert_width(&self, decoder: &DecoderConfig) -> usize {
         self.latent_size.unwrap_or(decoder.hidden_size)

@@ -7,6 +7,12 @@ use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
 use super::choices::RopeScaling;
 use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig, WindowedConfig};
+use super::hybrid::HybridBlock;
+
+/// Name in boundaries of the output of experts that is added at the end of the next layer.
+pub(crate) const SHORTCUT: &str = "shortcut";
+/// Name in boundaries of the embedding's output, where later layers read it.
+pub(crate) const WORDS: &str = "words";
 
 impl DecoderConfig {
     /// Layers of each stack, in the order in which activations pass through them.
@@ -151,6 +157,19 @@ impl DecoderConfig {
     /// True if every linear layer has a bias.
     pub(crate) fn has_all_biases(&self) -> bool {
         self.qkv_bias && self.proj_bias && self.mlp_bias
+    }
+
+    /// The experts beside the dense block of layer `index` (global), if it has such.
+    pub(crate) fn shortcut_experts(&self, index: usize) -> Option<&MoeConfig> {
+        self.moe_layer(index).filter(|moe| moe.shortcut)
+    }
+
+    /// Names of the tensors that layer `index` (global) gets besides the residual stream.
+    pub(crate) fn carried_into(&self, index: usize) -> Vec<&'static str> {
+        let before = index.checked_sub(1).and_then(|before| self.shortcut_experts(before));
+        let later = self.hybrid.as_ref().and_then(|hybrid| hybrid.layers.get(index..));
+        let reads_words = later.is_some_and(|layers| layers.contains(&HybridBlock::SharedMamba));
+        before.map(|_| SHORTCUT).into_iter().chain(reads_words.then_some(WORDS)).collect()
     }
 
     /// The experts of layer `index` (global), if it has them.

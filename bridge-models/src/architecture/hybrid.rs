@@ -1,7 +1,7 @@
 //! Models whose layers have one block each: which block, and the settings of the blocks of kind
 //! `mamba`. A layer of a mixer and a feed-forward block is two of these layers.
 
-use bridge_core::config::{NormPlacement, TransformerConfig};
+use bridge_core::config::{Activation, NormPlacement, TransformerConfig};
 use bridge_core::model::ModelBuildError;
 use serde::{Deserialize, Serialize};
 
@@ -35,11 +35,13 @@ pub enum HybridBlock {
     ShortConv,
     /// Mamba-2's block and self-attention side by side.
     MambaAttention,
+    /// Mamba-2's block, to whose input a transformer block that several layers share is added.
+    SharedMamba,
 }
 
 impl HybridBlock {
     /// Every block with its letter.
-    const LETTERS: [(char, Self); 7] = [
+    const LETTERS: [(char, Self); 8] = [
         ('M', Self::Mamba),
         ('*', Self::Attention),
         ('-', Self::Mlp),
@@ -47,17 +49,21 @@ impl HybridBlock {
         ('S', Self::Selective),
         ('C', Self::ShortConv),
         ('P', Self::MambaAttention),
+        ('Z', Self::SharedMamba),
     ];
 
     /// True if this block is `block`, or has it beside another.
     pub(crate) fn has(self, block: Self) -> bool {
-        self == block || (self == Self::MambaAttention && matches!(block, Self::Mamba | Self::Attention))
+        self == block
+            || (matches!(self, Self::MambaAttention | Self::SharedMamba)
+                && matches!(block, Self::Mamba | Self::Attention))
+            || (self == Self::SharedMamba && block == Self::Mlp)
     }
 
     /// Name in messages of the block's part whose state goes through the whole sequence.
     pub(crate) fn recurrence(self) -> Option<&'static str> {
         match self {
-            Self::Mamba | Self::Selective | Self::MambaAttention => Some("a Mamba layer"),
+            Self::Mamba | Self::Selective | Self::MambaAttention | Self::SharedMamba => Some("a Mamba layer"),
             Self::ShortConv => Some("a short convolution"),
             Self::Attention | Self::Mlp | Self::Moe => None,
         }
@@ -86,13 +92,50 @@ pub struct HybridConfig {
     /// Factors on inputs and outputs of blocks.
     #[serde(default = "BlockFactors::neutral")]
     pub factors: BlockFactors,
+    /// The blocks that layers share.
+    #[serde(default = "SharedConfig::neutral")]
+    pub shared: SharedConfig,
 }
 
 impl HybridConfig {
     /// Layers with these blocks, whose settings are neutral.
     pub fn new(layers: Vec<HybridBlock>) -> Self {
         let (mamba, short_conv) = (MambaConfig::neutral(), ShortConvConfig::neutral());
-        Self { layers, mamba, short_conv, factors: BlockFactors::neutral() }
+        Self { layers, mamba, short_conv, factors: BlockFactors::neutral(), shared: SharedConfig::neutral() }
+    }
+
+    /// The use of a shared block in layer `index` (global), if it has one: layers take blocks in
+    /// turn.
+    pub(crate) fn shared_use(&self, index: usize) -> Option<SharedUse> {
+        let layers = self.layers.iter().enumerate().filter(|(_, block)| **block == HybridBlock::SharedMamba);
+        let users: Vec<usize> = layers.map(|(layer, _)| layer).collect();
+        let number = users.iter().position(|layer| *layer == index)?;
+        let holder = users[number % self.shared.num_blocks];
+        Some(SharedUse { number, holder, is_last: number + 1 == users.len() })
+    }
+}
+
+/// Use of a shared block by a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SharedUse {
+    /// Number of the use, over all blocks.
+    pub number: usize,
+    /// The first layer (global) that uses the block, which holds it.
+    pub holder: usize,
+    /// True if no later layer uses any shared block.
+    pub is_last: bool,
+}
+
+config_table! {
+    /// Transformer blocks that layers share, with branches of each layer's own.
+    #[derive(Copy)]
+    pub struct SharedConfig {
+        /// Number of blocks.
+        num_blocks: usize = 1 => setting!(shared_num_blocks);
+        /// Size between the two matrices of a branch.
+        adapter_rank: usize = 128 => setting!(shared_adapter_rank);
+        /// Branches beside queries, keys and values too.
+        attention_adapters: bool = false => setting!(shared_attention_adapters);
     }
 }
 
@@ -188,6 +231,9 @@ config_table! {
         /// The norm is taken before its output is gated.
         #[serde(default)]
         norm_before_gate: bool = false => setting!(mamba_norm_before_gate);
+        /// Epsilon of the norm; `None` is that of the other norms.
+        #[serde(default)]
+        norm_epsilon: Option<f64> = None => setting!(mamba_norm_epsilon);
         /// Size of the vector that makes the time steps of the first Mamba's block; `None` is a
         /// sixteenth of the hidden size.
         #[serde(default)]
@@ -269,7 +315,7 @@ fn pattern(section: &TransformerConfig) -> Result<Option<Vec<HybridBlock>>, Mode
         HybridBlock::from_letter(letter).ok_or_else(|| {
             let message = format!(
                 "expected M (Mamba-2), S (Mamba), C (short convolution), * (attention), P (Mamba-2 and attention side by \
-                 side), - (MLP) or E (experts) for each layer, found {letter:?}"
+                 side), Z (Mamba-2 with a shared transformer block), - (MLP) or E (experts) for each layer, found {letter:?}"
             );
             invalid(PATTERN, message)
         })
@@ -300,6 +346,7 @@ pub(crate) const CODEC: SettingCodec<Option<HybridConfig>, DecoderConfig> = Sett
             mamba: MambaConfig::read(section)?,
             short_conv: ShortConvConfig::read(section)?,
             factors: BlockFactors::read(section)?,
+            shared: SharedConfig::read(section)?,
         })),
         None => Ok(None),
     },
@@ -313,6 +360,7 @@ pub(crate) const CODEC: SettingCodec<Option<HybridConfig>, DecoderConfig> = Sett
                 hybrid.short_conv.write(section);
             }
             hybrid.factors.write(section);
+            hybrid.shared.write(section);
         }
     },
 };
@@ -323,9 +371,11 @@ impl DecoderConfig {
         match &self.hybrid {
             Some(hybrid) => hybrid.layers.iter().any(|own| own.has(block)),
             None => match block {
-                HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv | HybridBlock::MambaAttention => {
-                    false
-                }
+                HybridBlock::Mamba
+                | HybridBlock::Selective
+                | HybridBlock::ShortConv
+                | HybridBlock::MambaAttention
+                | HybridBlock::SharedMamba => false,
                 HybridBlock::Attention => true,
                 HybridBlock::Mlp => self.moe.as_ref().is_none_or(|moe| moe.layers != LayerPattern::All),
                 HybridBlock::Moe => self.moe.is_some(),
@@ -369,7 +419,8 @@ impl DecoderConfig {
         }
         let (has_mamba, has_selective) = (self.has_block(HybridBlock::Mamba), self.has_block(HybridBlock::Selective));
         let (has_attention, has_mlp) = (self.has_block(HybridBlock::Attention), self.has_block(HybridBlock::Mlp));
-        let has_short_conv = self.has_block(HybridBlock::ShortConv);
+        let (has_short_conv, shares) =
+            (self.has_block(HybridBlock::ShortConv), self.has_block(HybridBlock::SharedMamba));
         if let Some(hybrid) = &mut self.hybrid {
             let neutral = BlockFactors::neutral();
             let (mamba, factors) = (&mut hybrid.mamba, &mut hybrid.factors);
@@ -381,6 +432,7 @@ impl DecoderConfig {
                     (mamba.num_heads, mamba.head_size, mamba.num_groups) = (mamba.inner_size(), 1, 1);
                     (mamba.chunk_size, mamba.has_norm, mamba.norm_before_gate) = (neutral.chunk_size, true, false);
                     (mamba.least_time_step, mamba.largest_time_step) = (neutral.least_time_step, None);
+                    mamba.norm_epsilon = None;
                 }
                 (true, true) => {}
             }
@@ -401,8 +453,43 @@ impl DecoderConfig {
             if !has_short_conv {
                 hybrid.short_conv = ShortConvConfig::neutral();
             }
+            if !shares {
+                hybrid.shared = SharedConfig::neutral();
+            }
         }
         self
+    }
+
+    /// Checks that the other fields fit blocks that layers share.
+    fn validate_shared(&self, hybrid: &HybridConfig) -> Result<(), ModelBuildError> {
+        if !self.has_block(HybridBlock::SharedMamba) {
+            return Ok(());
+        }
+        let shared = hybrid.shared;
+        for (key, size) in
+            [("model.shared_num_blocks", shared.num_blocks), ("model.shared_adapter_rank", shared.adapter_rank)]
+        {
+            if !(1..=LARGEST_SIZE).contains(&size) {
+                return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
+            }
+        }
+        let beside = shared.attention_adapters
+            && (self.num_query_groups != self.num_attention_heads
+                || self.output_gate.is_some()
+                || self.has_other_values());
+        let refused = [
+            ("model.window_size", self.window_size.is_some(), "expected null with layers Z"),
+            ("model.activation_func", self.activation == Activation::Xielu, "expected another with layers Z"),
+            (
+                "model.shared_attention_adapters",
+                beside,
+                "needs as many query groups as heads, values as large as keys, and no output gate",
+            ),
+        ];
+        match refused.into_iter().find(|(_, is_set, _)| *is_set) {
+            Some((key, _, message)) => Err(invalid(key, message.into())),
+            None => Ok(()),
+        }
     }
 
     /// Checks that the other fields fit the layers' blocks.
@@ -423,6 +510,7 @@ impl DecoderConfig {
             return Err(invalid("model.short_conv_kernel", message));
         }
         hybrid.factors.validate()?;
+        self.validate_shared(hybrid)?;
         if hybrid.factors.mlp_gate != 1.0 && !self.gated_linear_unit {
             let message = "needs gated_linear_unit = true: there is no gate";
             return Err(invalid("model.mlp_gate_multiplier", message.into()));

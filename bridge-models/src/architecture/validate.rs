@@ -70,6 +70,7 @@ impl DecoderConfig {
         if let Some(moe) = &self.moe {
             moe.validate()?;
         }
+        self.validate_shortcut()?;
         self.validate_hybrid()?;
         self.validate_linear_attention()?;
         self.validate_prediction()?;
@@ -90,6 +91,31 @@ impl DecoderConfig {
             }
         }
         Ok(())
+    }
+
+    /// Checks that each layer with experts beside its dense block has a layer behind it that adds
+    /// their output.
+    fn validate_shortcut(&self) -> Result<(), ModelBuildError> {
+        if !self.moe.as_ref().is_some_and(|moe| moe.shortcut) {
+            return Ok(());
+        }
+        let key = "model.moe_shortcut";
+        let is_plain = self.residual.norms == NormPlacement::Before
+            && self.residual.blocks == BlockOrder::Sequential
+            && self.hybrid.is_none()
+            && self.streams.is_none();
+        if !is_plain || self.residual.adds_to_norm || self.mtp_num_layers > 0 {
+            let message =
+                "expected layers of attention, then a dense block, each behind a norm, without multi-token prediction";
+            return Err(invalid(key, message.into()));
+        }
+        let has_experts = |layer| self.moe_layer(layer).is_some();
+        match (0..self.num_layers)
+            .find(|layer| has_experts(*layer) && (has_experts(layer + 1) || layer + 1 == self.num_layers))
+        {
+            Some(layer) => Err(invalid(key, format!("expected a layer without experts behind layer {layer}"))),
+            None => Ok(()),
+        }
     }
 
     /// Checks that the other fields fit multi-token prediction layers.
@@ -130,6 +156,9 @@ impl DecoderConfig {
         if !(epsilon > 0.0 && epsilon.is_finite()) {
             let message = format!("expected a number above 0, found {epsilon}");
             return Err(invalid("model.latent_layernorm_epsilon", message));
+        }
+        if latent.kv_multiplier.is_some_and(|factor| !(factor > 0.0 && factor.is_finite())) {
+            return Err(invalid("model.latent_kv_multiplier", "expected a number above 0".into()));
         }
         if self.num_query_groups != self.num_attention_heads {
             let message = format!(
@@ -455,9 +484,22 @@ impl MoeConfig {
         if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
             return Err(invalid(key, "expected at least 1, found 0".into()));
         }
-        if self.topk > self.num_experts {
-            let message = format!("expected at most num_moe_experts ({}), found {}", self.num_experts, self.topk);
+        if self.num_choices() > LARGEST_SIZE {
+            let message = format!("expected at most {LARGEST_SIZE} experts, found {}", self.num_choices());
+            return Err(invalid("model.moe_num_identity_experts", message));
+        }
+        if self.topk > self.num_choices() {
+            let message = format!("expected at most num_moe_experts ({}), found {}", self.num_choices(), self.topk);
             return Err(invalid("model.moe_router_topk", message));
+        }
+        let without = [
+            ("model.moe_router_num_groups", self.num_groups.is_some()),
+            ("model.moe_expert_capacity_factor", self.capacity_factor.is_some()),
+            ("model.moe_latent_size", self.latent_size.is_some()),
+        ];
+        let set = without.into_iter().find(|(_, is_set)| *is_set && self.num_identity_experts > 0);
+        if let Some((key, _)) = set {
+            return Err(invalid(key, "expected null with moe_num_identity_experts".into()));
         }
         if let Some(groups) = self.num_groups {
             let chosen = self.group_topk.unwrap_or(0);

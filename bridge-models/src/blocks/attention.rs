@@ -21,7 +21,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
-use super::linear::{Linear, LinearConfig};
+use super::linear::{Linear, LinearConfig, LowRank};
 use super::norm::{Norm, statistics};
 use super::output_gate;
 use super::query_scale;
@@ -134,14 +134,15 @@ pub(crate) struct AttentionInput<'a> {
     pub max_logit: Option<Arc<MaxLogit>>,
 }
 
-/// FLOPs of the block in layer `index` over all ranks: projections, and the products of queries,
-/// keys and values within the window. A causal product counts half of the full square.
-fn flops(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
+/// FLOPs of the block in layer `index` over all ranks, on `inputs` elements a token: projections,
+/// and the products of queries, keys and values within the window. A causal product counts half of
+/// the full square.
+fn flops(config: &DecoderConfig, index: usize, inputs: usize, work: &Workload) -> f64 {
     let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
-    let h = config.hidden_size as f64;
+    let (inputs, h) = (inputs as f64, config.hidden_size as f64);
     let queries = (config.num_attention_heads * config.kv_channels) as f64;
     let outputs = (config.num_attention_heads * config.value_size()) as f64;
-    let projections = h * (config.qkv_size() as f64 + outputs);
+    let projections = inputs * config.qkv_size() as f64 + h * outputs;
     let whole = tokens * t;
     let seen = match config.window(index) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
@@ -190,10 +191,15 @@ pub(crate) fn statistics_bytes(heads: u64, work: &Workload) -> u64 {
 
 impl SelfAttention {
     /// Cost of the block in layer `index` (global).
+    pub fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        Self::cost_reading(config, index, config.hidden_size, work)
+    }
+
+    /// [`Self::cost`] of a block that reads `inputs` elements a token.
     ///
     /// Each term of `kept` is a tensor that an operation's backward captures; attention's output is
     /// the input of the projection after it.
-    pub fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+    pub fn cost_reading(config: &DecoderConfig, index: usize, inputs: usize, work: &Workload) -> SegmentCost {
         const FLOAT32: u64 = 4;
         let config = &*config.of_layer(index);
         let (a, n, ranks) = (work.activation_bytes, work.tokens(), work.context_size as u64);
@@ -202,14 +208,14 @@ impl SelfAttention {
         let (queries, keys) = (n * h * d * a, n * g * d * a);
         let w = config.value_size() as u64;
         let (outputs, values) = (n * h * w * a, n * g * w * a);
-        let stream = n * config.hidden_size as u64 * a;
+        let stream = n * inputs as u64 * a;
         let rotates = matches!(config.position_embedding, PositionEmbedding::Rope(_));
         let normalizes = (config.qk_layernorm || config.qk_l2_norm) && config.normalizes_heads(index);
         let (scales, gates) = (config.query_scale(index).is_some(), config.has_fused_gates());
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
         let is_packed = !normalizes && !scales && !gates && ranks == 1 && !config.has_other_values();
         let of_gates = output_gate::cost(config, [groups * queries_per_group, w as usize], work);
-        let elements = n * config.hidden_size as u64;
+        let elements = n * inputs as u64;
         let mut kept = work.input_alone(elements) + queries + keys + values;
         let mut of_linear = stream;
         if normalizes {
@@ -234,12 +240,12 @@ impl SelfAttention {
         }
         // Query heads that share a key first form its gradient each for itself.
         let terms = if h > g { n * h * (d + w) * FLOAT32 } else { 0 };
-        let row = config.hidden_size as u64 * work.collective_bytes;
+        let row = |size: usize| size as u64 * work.collective_bytes;
         let made = (h + g + if gates { h } else { 0 }) * d + g * w;
-        let layers = [[config.hidden_size, made as usize], [(h * w) as usize, config.hidden_size]];
+        let layers = [[inputs, made as usize], [(h * w) as usize, config.hidden_size]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
-            flops: flops(config, index, work) + of_gates.flops,
+            flops: flops(config, index, inputs, work) + of_gates.flops,
             // The output is counted too: the next projection keeps it.
             kept: kept + outputs + of_gates.kept + work.input_besides(n * h * w) + statistics_bytes(h, work),
             // The output is also the input that the next projection keeps.
@@ -259,14 +265,14 @@ impl SelfAttention {
                 work,
             ),
             exchanges: [
-                enter_exchanges(row, work),
+                enter_exchanges(row(inputs), work),
                 if normalizes && config.qk_layernorm_scope == QkNormScope::Projection {
                     total_exchanges(2, work)
                 } else {
                     Vec::new()
                 },
                 context_exchanges([d, w].map(|size| n * g * size * work.collective_bytes), work),
-                leave_exchanges(row, work),
+                leave_exchanges(row(config.hidden_size), work),
             ]
             .concat(),
             ..SegmentCost::default()
@@ -275,6 +281,11 @@ impl SelfAttention {
 
     /// The block at `scope`, in layer `index` (global).
     pub fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        Self::reading(config, index, config.hidden_size, scope)
+    }
+
+    /// [`Self::new`] of a block that reads `inputs` elements a token.
+    pub fn reading(config: &DecoderConfig, index: usize, inputs: usize, scope: &Scope) -> Self {
         let config = &*config.of_layer(index);
         let initial = InitialValues::new(config);
         let (c, d, w) = (config.hidden_size, config.kv_channels, config.value_size());
@@ -298,7 +309,7 @@ impl SelfAttention {
             scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial.weight, ParameterRole::Bias)
         };
         let linear_qkv = LinearConfig {
-            inputs: c,
+            inputs,
             outputs: config.qkv_size(),
             bias: config.qkv_bias,
             cut: TensorPartition::KeyValueGroups { groups, head_sizes: [d, w], gates: config.has_fused_gates() },
@@ -346,6 +357,17 @@ impl SelfAttention {
 
     /// The block's output, `[b, t, c]` -> the same.
     pub fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: AttentionInput<'a>) -> BlockOutput<'a> {
+        self.forward_with_branches(x_btc, &[], input)
+    }
+
+    /// [`Self::forward`] with branches beside the projections of queries, of keys and of values,
+    /// each for every head, or with none.
+    pub fn forward_with_branches<'a>(
+        &'a self,
+        x_btc: Recomputable<3>,
+        branches: &[LowRank],
+        input: AttentionInput<'a>,
+    ) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter_recomputable(x_btc);
         let [b, t, _] = x_btc.tensor.dims();
@@ -362,7 +384,16 @@ impl SelfAttention {
             .linear_gate
             .as_ref()
             .map(|layer| in_module(OffloadModule::QkvLinear, || layer.forward(x_btc.clone(), store)));
-        let qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
+        // In the projection's order: for each head its query, its key and its value.
+        let heads = |y: Tensor<3>| -> Tensor<5> {
+            y.reshape([b, t, self.settings.packed.groups, 1, self.settings.packed.head_size])
+        };
+        let added: Vec<_> = branches.iter().map(|branch| heads(branch.forward(x_btc.tensor.clone()))).collect();
+        let mut qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
+        if !added.is_empty() {
+            let shape = qkv_btf.dims();
+            qkv_btf = qkv_btf + Tensor::cat(added, 3).reshape(shape);
+        }
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();

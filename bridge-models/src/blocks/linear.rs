@@ -53,7 +53,7 @@ pub(crate) struct LinearConfig {
 }
 
 /// Output of a unit for the first product of a feed-forward block, `[b, t, ..]`.
-fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Recomputable<3> {
+pub(super) fn activated(x: Tensor<3>, unit: FeedForwardUnit) -> Recomputable<3> {
     match unit {
         FeedForwardUnit::Plain(kind) => activation_recomputable(x, kind),
         FeedForwardUnit::Gated(unit) => glu_recomputable(x, unit),
@@ -272,4 +272,27 @@ fn with_bias<const D: usize>(y: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D>
 fn flat<const D: usize>(x: Tensor<D>) -> Tensor<2> {
     let shape = x.dims();
     x.reshape([shape[..D - 1].iter().product(), shape[D - 1]])
+}
+
+/// Two matrices with a small size between them, beside a layer whose outputs are cut.
+#[derive(Module, Debug)]
+pub(crate) struct LowRank {
+    down: Linear,
+    up: Linear,
+}
+
+impl LowRank {
+    /// The branch at `scope` beside a layer of these inputs and outputs, which are cut so.
+    pub fn new([inputs, rank, outputs]: [usize; 3], cut: TensorPartition, initial: Initial, scope: &Scope) -> Self {
+        let whole = TensorPartition::Replicated(GradientScope::OwnPart);
+        let layer = |inputs, outputs, cut, name| {
+            Linear::new(&LinearConfig { inputs, outputs, bias: false, cut, initial }, scope, name)
+        };
+        Self { down: layer(inputs, rank, whole, "down"), up: layer(rank, outputs, cut, "up") }
+    }
+
+    /// `[b, t, inputs]` in a tensor-parallel region -> `[b, t, this rank's outputs]`.
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        self.up.forward(self.down.forward(x, None), None)
+    }
 }

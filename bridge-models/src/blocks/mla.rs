@@ -27,7 +27,7 @@ use super::output_gate;
 use super::query_scale;
 use super::recompute::recomputed;
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
-use super::residual::BlockOutput;
+use super::residual::{BlockOutput, scaled};
 use crate::architecture::config::{DecoderConfig, LatentConfig, NormConfig, QueryScaleConfig};
 
 /// The dimension of a token's elements in `[b, t, c]`, and of a head's in `[b, t, h, d]`.
@@ -64,6 +64,8 @@ struct Settings {
     rotated: usize,
     value: usize,
     scale: f64,
+    /// Factor on the latent vector of keys and values.
+    multiplier: f64,
     window: Option<usize>,
     softcap: Option<f64>,
     dropout: f64,
@@ -180,6 +182,7 @@ impl LatentAttention {
                 rotated: latent.qk_pos_emb_head_dim,
                 value: latent.v_head_dim,
                 scale: config.softmax_scale,
+                multiplier: latent.kv_multiplier.unwrap_or(1.0),
                 window: config.window(index),
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
@@ -208,7 +211,8 @@ impl LatentAttention {
         });
         let down_btf = in_module(of_linear, || self.linear_kv_down_proj.forward(x_btc.clone(), store));
         let latent_btr = down_btf.clone().narrow(FEATURES, 0, r);
-        let latent_btr = regions.enter(in_module(of_linear, || normed(&self.kv_layernorm, latent_btr)));
+        let latent_btr = in_module(of_linear, || normed(&self.kv_layernorm, latent_btr));
+        let latent_btr = regions.enter(scaled(latent_btr, self.settings.multiplier));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
         let (queries, x_btf): (_, Recomputable<3>) =
             match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {

@@ -10,7 +10,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::init::InitialValues;
-use super::linear::{Linear, LinearConfig, flops};
+use super::linear::{Linear, LinearConfig, LowRank, activated, flops};
 use super::regions::{Regions, enter_exchanges, leave_exchanges};
 use super::residual::BlockOutput;
 use super::xielu::Xielu;
@@ -128,6 +128,14 @@ impl Mlp {
     ) -> BlockOutput<'a> {
         let h_btf = self.hidden(regions.enter_recomputable(x_btc), store);
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
+    }
+
+    /// [`Self::forward`] with a branch beside the first layer.
+    pub fn forward_with_branch<'a>(&'a self, x_btc: Tensor<3>, branch: &LowRank, regions: &Regions) -> BlockOutput<'a> {
+        let x_btc = regions.enter(x_btc);
+        let h_btf = self.linear_fc1.forward(x_btc.clone(), None) + branch.forward(x_btc);
+        let x = activated(h_btf, self.fixed_unit());
+        BlockOutput::Product { x, linear: &self.linear_fc2, store: None, module: None }
     }
 
     /// [`Self::forward`] with dropout at `rate` of the inner activations, of which each rank has

@@ -63,7 +63,8 @@ pub(crate) enum BlockOutput<'a> {
 }
 
 impl BlockOutput<'_> {
-    fn compute(self, regions: &Regions) -> Tensor<3> {
+    /// The output, with the product if it is not computed yet.
+    pub fn compute(self, regions: &Regions) -> Tensor<3> {
         match self {
             Self::Computed(y_btc) => y_btc,
             Self::Product { x, linear, store, module } => {

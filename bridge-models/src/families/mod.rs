@@ -42,6 +42,7 @@ mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
 mod llama;
+mod longcat_flash;
 mod mamba2;
 mod mimo;
 mod mimo_v2_flash;
@@ -84,6 +85,7 @@ mod t5;
 #[cfg(test)]
 mod testing;
 mod vaultgemma;
+mod zamba2;
 
 use crate::decoder::DecoderConfig;
 use crate::huggingface::gguf::GgufFamily;
@@ -120,6 +122,8 @@ pub const FAMILIES: &[&Family] = &[
     &qwen3_5_moe::FAMILY,
     &olmo_hybrid::FAMILY,
     &kimi_linear::FAMILY,
+    &longcat_flash::FAMILY,
+    &zamba2::FAMILY,
     &bailing_hybrid::FAMILY,
     &gemma::FAMILY,
     &glm::FAMILY,

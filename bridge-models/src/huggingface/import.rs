@@ -23,7 +23,7 @@ use super::recipe_keys::in_file;
 use super::runs::BLOCK;
 use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
-use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
+use crate::decoder::{DecoderConfig, MoeConfig, build_decoder, name_behind_layers};
 
 /// A Hugging Face folder or GGUF file: its configuration, and tensors with the names and shapes
 /// that the model needs.
@@ -210,7 +210,13 @@ impl HfModel {
 
     /// True if transformers ignores a tensor of this name.
     fn is_dropped(&self, name: &str) -> bool {
-        self.family.dropped.iter().any(|start| name.starts_with(start))
+        let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
+        let is_of_identity = |moe: &MoeConfig| {
+            moe.num_identity_experts > 0
+                && expert.is_some_and(|expert| (moe.num_experts..moe.num_choices()).contains(&expert))
+        };
+        self.config.moe.as_ref().is_some_and(is_of_identity)
+            || self.family.dropped.iter().any(|start| name.starts_with(start))
     }
 
     /// The decoder that `config.json` describes.

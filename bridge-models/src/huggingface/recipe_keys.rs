@@ -57,6 +57,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("num_moe_experts", &["num_local_experts", "num_experts", "n_routed_experts"]),
     ("moe_ffn_hidden_size", &["moe_intermediate_size", "intermediate_size"]),
     ("moe_router_topk", &["num_experts_per_tok", "num_experts_per_token"]),
+    ("moe_num_identity_experts", &["zero_expert_num"]),
     ("moe_router_sparsemixer_jitter", &["router_jitter_noise"]),
     ("moe_router_num_groups", &["n_group", "num_expert_group"]),
     ("moe_router_group_topk", &["topk_group"]),

@@ -14,12 +14,12 @@ use super::error::HfError;
 use super::family::Family;
 use super::runs::{Run, Strides};
 use super::source::TensorSource;
-use crate::architecture::config::LinearAttentionConfig;
+use crate::architecture::config::{LinearAttentionConfig, MoeConfig};
 use crate::decoder::{DecoderConfig, name_behind_layers};
 
 /// One line of a family's table: a pattern of names. `{}` is a placeholder for a number (of a layer
 /// or an expert), in the same order on both sides. [`HALF`] is one for half of our number, rounded
-/// down: the layer of a file that is two of ours.
+/// down: the layer of a file that is two of ours, of which [`REST`] says which.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WeightRule {
     /// Our (Megatron's) names.
@@ -43,6 +43,8 @@ pub(crate) struct WeightRule {
     /// True if the rows of all experts are one after the other in the tensor, without a dimension
     /// of experts.
     joins_experts: bool,
+    /// True if the tensor has rows of identity experts too, behind those of the others.
+    has_identities: bool,
     /// Models that the rule applies to; `None` for all.
     applies_to: Option<fn(&DecoderConfig) -> bool>,
 }
@@ -83,6 +85,7 @@ pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'stati
         copies: &[],
         optional_aliases: &[],
         joins_experts: false,
+        has_identities: false,
         applies_to: None,
     }
 }
@@ -135,6 +138,11 @@ impl WeightRule {
     /// dimension of experts.
     pub const fn joined(self) -> Self {
         Self { joins_experts: true, ..self.stacked() }
+    }
+
+    /// [`Self::stacked`], where the tensor has matrices of identity experts too, which are not read.
+    pub const fn with_identities(self) -> Self {
+        Self { has_identities: true, ..self.stacked() }
     }
 
     /// The rule of files that have all experts in one tensor. If a name has one number less than
@@ -308,6 +316,7 @@ struct Sizes {
     linear: LinearSizes,
     vocab_size: usize,
     num_experts: usize,
+    num_identity_experts: usize,
     num_layers: usize,
     /// Layers of multi-token prediction.
     num_predictions: usize,
@@ -384,11 +393,13 @@ impl WeightMap {
         let parameters = table.parameters().iter();
         let shapes =
             parameters.map(|info| (info.name.clone(), info.shape.clone(), heads(info.layer.unwrap_or(0)))).collect();
-        let num_experts = config.moe.as_ref().map_or(0, |moe| moe.num_experts);
+        let experts_of = |count: fn(&MoeConfig) -> usize| config.moe.as_ref().map_or(0, count);
+        let num_experts = experts_of(|moe| moe.num_experts);
+        let num_identity_experts = experts_of(|moe| moe.num_identity_experts);
         let (num_layers, num_predictions) = (config.num_layers, config.mtp_num_layers);
         let linear = config.linear_attention.as_ref().map(LinearSizes::new).unwrap_or_default();
         let vocab_size = config.vocab_size;
-        let sizes = Sizes { linear, vocab_size, num_experts, num_layers, num_predictions };
+        let sizes = Sizes { linear, vocab_size, num_experts, num_identity_experts, num_layers, num_predictions };
         let applies = |rule: &WeightRule| rule.applies_to.is_none_or(|applies_to| applies_to(config));
         Self::from_shapes(family, &applies, shapes, sizes, experts)
     }
@@ -423,7 +434,7 @@ impl WeightMap {
             let in_place = |name: String| if is_renamed { family.module_name(&name) } else { name };
             let part = expert.map(|expert| Part {
                 index: expert.parse().expect("it is made of digits"),
-                count: sizes.num_experts,
+                count: sizes.num_experts + if rule.has_identities { sizes.num_identity_experts } else { 0 },
                 is_joined: rule.joins_experts,
             });
             let rule = match experts {
@@ -689,6 +700,8 @@ fn pattern(parameter: &str) -> (String, Vec<&str>) {
 
 /// Placeholder for half of a number, rounded down.
 const HALF: &str = "{/2}";
+/// Placeholder for the rest behind [`HALF`] of the same number: 0 or 1.
+const REST: &str = "{%2}";
 
 /// Number of placeholders in a pattern.
 fn placeholders(pattern: &str) -> usize {
@@ -699,9 +712,15 @@ fn placeholders(pattern: &str) -> usize {
 fn with_numbers(pattern: &str, numbers: &[&str]) -> String {
     let mut numbers = numbers.iter();
     let mut number = || *numbers.next().expect("as many as in our name");
+    let mut rest = 0;
     let parts = pattern.split('.').map(|part| match part {
         "{}" => number().to_owned(),
-        HALF => (number().parse::<usize>().expect("it is made of digits") / 2).to_string(),
+        HALF => {
+            let whole: usize = number().parse().expect("it is made of digits");
+            rest = whole % 2;
+            (whole / 2).to_string()
+        }
+        REST => rest.to_string(),
         part => part.to_owned(),
     });
     parts.collect::<Vec<_>>().join(".")

@@ -40,6 +40,7 @@ const HEADS: Heads = Heads { groups: 3, queries_per_group: 2, head_size: 5, valu
 const SIZES: Sizes = Sizes {
     linear: LinearSizes { key_heads: 2, value_heads: 4, key_size: 5, value_size: 4, decays: 1 },
     vocab_size: 1,
+    num_identity_experts: 0,
     num_experts: 11,
     num_layers: 11,
     num_predictions: 0,

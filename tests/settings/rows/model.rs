@@ -129,8 +129,11 @@ fn state_space() -> Vec<Row> {
     ]);
     let short =
         tiny_with(&["model.kind=mamba", "model.hybrid_override_pattern=C-", "model.position_embedding_type=none"]);
+    let shared = selective.with(&["model.hybrid_override_pattern=ZZ", "model.shared_adapter_rank=4"]);
+    let shared = shared.with(&["model.num_query_groups=4"]);
     vec![
-        row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "S*-P", "C*-M"]).moves("loss_1 flops shapes slices"),
+        row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "S*-P", "C*-M", "Z*-Z"])
+            .moves("loss_1 flops shapes slices"),
         row("model.hybrid_override_pattern", &hybrid, &[AS_IT_IS, "M*-M", "M**-"]).moves("loss_1 flops shapes slices"),
         row("model.mamba_state_dim", &hybrid, &[AS_IT_IS, "4"]).moves("loss_1 flops shapes slices"),
         row("model.mamba_head_dim", &hybrid, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
@@ -145,6 +148,10 @@ fn state_space() -> Vec<Row> {
         row("model.mamba_out_proj_bias", &hybrid, &["false", "true"]).moves("grad_norm_1 shapes slices"),
         switch_off("model.mamba_rms_norm", &hybrid).moves("loss_1 shapes slices"),
         switch("model.mamba_norm_before_gate", &hybrid).moves("loss_1"),
+        row("model.mamba_norm_epsilon", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.shared_num_blocks", &shared, &[AS_IT_IS, "2"]).moves("loss_1 shapes slices"),
+        row("model.shared_adapter_rank", &shared, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        switch("model.shared_attention_adapters", &shared).moves("loss_1 flops shapes slices"),
         row("model.mamba_dt_rank", &selective, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
         row("model.mamba_input_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.mamba_output_multiplier", &hybrid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
@@ -228,6 +235,7 @@ fn latent() -> Vec<Row> {
         row("model.v_head_dim", &latent, &[AS_IT_IS, "12"]).moves("loss_1 flops shapes slices"),
         row("model.latent_layernorm_epsilon", &latent.with(&["model.qk_layernorm=true"]), &[AS_IT_IS, "0.5"])
             .moves("loss_1"),
+        row("model.latent_kv_multiplier", &latent, &[AS_IT_IS, "2.0"]).moves("loss_1"),
     ]
 }
 

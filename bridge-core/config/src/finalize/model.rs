@@ -115,7 +115,7 @@ fn heads_fit(draft: &mut Draft<'_>) {
     let tensor = model.tensor_model_parallel_size.max(1);
     let groups = model.num_query_groups.unwrap_or(heads);
     // A hybrid without attention has no heads.
-    let has_attention = model.hybrid_override_pattern.as_ref().is_none_or(|blocks| blocks.contains(['*', 'P']));
+    let has_attention = model.hybrid_override_pattern.as_ref().is_none_or(|blocks| blocks.contains(['*', 'P', 'Z']));
     let tensor = if has_attention { tensor } else { 1 };
     draft.require(
         groups == 0 || heads.is_multiple_of(groups),

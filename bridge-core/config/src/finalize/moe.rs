@@ -38,7 +38,8 @@ fn need_experts(draft: &mut Draft<'_>) {
 
 fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize) {
     let topk = model.moe_router_topk;
-    draft.require(topk <= experts, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
+    let choices = experts.saturating_add(model.moe_num_identity_experts);
+    draft.require(topk <= choices, "model.moe_router_topk", format!("is above model.num_moe_experts = {experts}"));
     // Merged models have one expert a token. Only balancing losses train such a router.
     let remedy = match model.moe_router_score_function {
         RouterScoreFunction::Softmax if is_sinkhorn(model) || model.moe_router_pre_softmax => return,

@@ -279,6 +279,8 @@ section! {
         /// Added to the mean square in the norms of latent vectors; null is `layernorm_epsilon`
         /// (ours).
         latent_layernorm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs("model.multi_latent_attention");
+        /// Factor on the latent vector of keys and values, behind its norm; null is 1 (ours).
+        latent_kv_multiplier: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.multi_latent_attention");
         /// Attention of the layers that `linear_attention_freq` names.
         experimental_attention_variant: Option<AttentionVariant> = None;
         /// N: every N-th layer has softmax attention; list: 1 means linear attention.
@@ -576,8 +578,8 @@ section! {
             => not_built("a model quantized by NVIDIA's ModelOpt");
 
         /// The block of each layer of model.kind = "mamba": M (Mamba-2), S (Mamba), C (short
-        /// convolution), * (attention), P (M and * side by side), - (MLP), E (experts); null means
-        /// M throughout.
+        /// convolution), * (attention), P (M and * side by side), Z (M whose input a shared
+        /// transformer block adds to), - (MLP), E (experts); null means M throughout.
         hybrid_override_pattern: Option<String> = None;
         /// Numbers of a Mamba layer's state for each channel.
         mamba_state_dim: usize = 128, Limits::between(1.0, 65_536.0);
@@ -609,6 +611,8 @@ section! {
         /// Take that norm before its output is gated, not after (ours; upstream: an argument of
         /// its layer).
         mamba_norm_before_gate: bool = false, needs("model.mamba_rms_norm");
+        /// Epsilon of that norm; null is `layernorm_epsilon` (ours).
+        mamba_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs("model.mamba_rms_norm");
         /// Size of the vector that makes the time steps of a layer S; null means a sixteenth of
         /// `hidden_size` (ours).
         mamba_dt_rank: Option<usize> = None, Limits::SIZE;
@@ -632,8 +636,23 @@ section! {
         /// Biases of a short convolution and of its projections (ours; Hugging Face: conv_bias).
         short_conv_bias: bool = false;
 
+        /// Shared transformer blocks, which layers Z use in turn (ours; Hugging Face:
+        /// num_mem_blocks).
+        shared_num_blocks: usize = 1, COUNT;
+        /// Size between the two matrices of a branch that a layer Z has beside the projections of
+        /// its shared block (ours; Hugging Face: adapter_rank).
+        shared_adapter_rank: usize = 128, Limits::SIZE;
+        /// Such branches beside queries, keys and values too, not only in the MLP (ours; Hugging
+        /// Face: use_shared_attention_adapter).
+        shared_attention_adapters: bool = false;
+
         /// Experts per layer; null means a dense model.
         num_moe_experts: Option<usize> = None, COUNT;
+        /// Experts beside these whose output is their input; the router chooses among all (ours).
+        moe_num_identity_experts: usize = 0, COUNT_OR_ZERO;
+        /// Experts stand beside the dense block of a layer and read its norm; their output is added
+        /// at the end of the next layer, which has none (ours).
+        moe_shortcut: bool = false;
         /// N: layer i has experts if i mod N is 0; list: 1 means experts.
         moe_layer_freq: OneOrMany<usize> = OneOrMany::One(1),
             idle_unless("model.hybrid_override_pattern = null: it says the block of each layer");

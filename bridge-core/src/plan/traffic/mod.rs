@@ -139,23 +139,19 @@ impl Tally<'_, '_> {
     fn pipeline(&mut self, stage: usize, microbatches: u64) {
         let (setup, shape) = (self.setup, self.setup.shape);
         let num_places = shape.num_virtual_stages();
-        // Bytes of the input of the first segment at or after a place.
+        // Tensors and bytes of the input of the first segment at or after a place.
         let message = |place: usize| {
             let chunks =
                 (place..num_places).map(|place| &setup.stages[place % shape.num_stages][place / shape.num_stages]);
-            let elements = chunks.filter_map(|chunk| chunk.costs.first()).map(|cost| cost.input).next();
-            elements.unwrap_or(0) * setup.bytes.pipeline
+            let input = chunks.filter_map(|chunk| chunk.costs.first()).next();
+            input.map_or((0, 0), |cost| (1 + cost.carried_tensors, cost.input * setup.bytes.pipeline))
         };
         for chunk in 0..shape.num_chunks {
             let place = shape.virtual_stage(stage, chunk);
-            let neighbours: Vec<u64> = [place, place + 1]
-                .into_iter()
-                .filter(|boundary| (1..num_places).contains(boundary))
-                .map(message)
-                .collect();
+            let neighbours = [place, place + 1].into_iter().filter(|boundary| (1..num_places).contains(boundary));
+            let (operations, bytes) = neighbours.map(message).fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
             for end in [Operation::Send, Operation::Recv] {
                 let way = Way::on(TrafficKind::Pipeline, GroupKind::Pipeline, end);
-                let (operations, bytes) = (neighbours.len() as u64, neighbours.iter().sum::<u64>());
                 self.add_uneven(way, operations * microbatches, bytes * microbatches);
             }
         }

@@ -201,7 +201,7 @@ impl Tally<'_, '_> {
         let is_root = stage + 1 == setup.layout.pipeline;
         let told = if is_root { 2 * FLOAT64 } else { 0 };
         self.add_uneven(on(GroupKind::Pipeline, Operation::Broadcast), 1, told);
-        if let Some(experts) = setup.model.num_moe_experts {
+        if let Some(experts) = setup.model.routed_experts() {
             // The losses of the routers, with their divisors: of all layers, and of each with the
             // tokens of its experts.
             let losses = 2 * ROUTER_LOSSES.len() as u64;

@@ -44,7 +44,7 @@ pub(in crate::train) struct RouterSums {
 
 impl RouterSums {
     pub(in crate::train) fn new(config: &RunConfig, groups: &ProcessGroups) -> Self {
-        let experts = config.model.num_moe_experts;
+        let experts = config.model.routed_experts();
         let sums = experts.map(|num_experts| Sums::new(config.model.layers_with_experts(), num_experts));
         Self { sums, counts_tokens: groups.context().rank() == 0 }
     }

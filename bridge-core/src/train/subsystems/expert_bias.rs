@@ -36,7 +36,7 @@ impl ExpertBiases {
     /// Reads the biases of all layers from the ranks that hold them. All ranks call this together.
     fn read(&mut self, run: &mut RunContext) -> Result<(), SubsystemError> {
         let model = &run.state.config.model;
-        let (layers, experts) = (model.layers_with_experts(), model.num_moe_experts.unwrap_or(0));
+        let (layers, experts) = (model.layers_with_experts(), model.routed_experts().unwrap_or(0));
         let mut all = vec![0.0; layers.len() * experts];
         let training = &mut *run.training;
         for chunk in &training.chunks {

@@ -8,6 +8,8 @@ use bridge_core::config::{RouterDType, RouterScoreFunction};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
     pub topk: usize,
+    /// The last experts, which are the identity.
+    pub identity_experts: usize,
     pub score_function: RouterScoreFunction,
     pub raw_scores: bool,
     pub groups: Option<Groups>,
@@ -31,6 +33,7 @@ impl Settings {
         };
         Self {
             topk: moe.topk,
+            identity_experts: moe.num_identity_experts,
             score_function,
             raw_scores,
             groups: Groups::new(moe).filter(|_| !moe.sinkhorn),

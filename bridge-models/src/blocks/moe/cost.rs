@@ -22,9 +22,10 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     let w = moe.expert_width(config) as u64;
     let expert_ranks = work.place.expert_tensor.size as u64;
     let local = work.tokens_between_blocks();
-    let routed = local * moe.topk as u64;
+    let (topk, active) = (moe.topk as u64, active_experts(moe));
+    let routed = (local as f64 * active) as u64;
     // The normalized tokens, router logits and probabilities.
-    let (of_router, weighted) = (2 * local * moe.num_experts as u64 * FLOAT32, routed * w * a);
+    let (of_router, weighted) = (2 * local * moe.num_choices() as u64 * FLOAT32, local * topk * w * a);
     let mut kept = local * c * a + of_router;
     // Rows that arrive at the experts of this rank, and results that return to be weighted.
     let arriving = routed * expert_ranks * w * a;
@@ -71,17 +72,22 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
         backward: backward + routed * expert_ranks * w * a,
         brought_back,
         recomputed_flops,
-        idle_parameters: expert_parameters(config, moe) * (moe.num_experts - moe.topk) as u64,
+        idle_parameters: (expert_parameters(config, moe) as f64 * (moe.num_experts as f64 - active)) as u64,
         exchanges: exchanges(config, moe, work),
         ..SegmentCost::default()
     }
+}
+
+/// Experts of a token that are not the identity, if all are chosen alike.
+fn active_experts(moe: &MoeConfig) -> f64 {
+    (moe.topk * moe.num_experts) as f64 / moe.num_choices() as f64
 }
 
 /// FLOPs of the experts, and of the layers around them.
 fn experts_flops(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> f64 {
     let (tokens, width) = (work.all_tokens(), moe.expert_width(config));
     let around = moe.latent_size.map_or(0.0, |latent| flops(tokens, config.hidden_size, 2 * latent));
-    around + flops(tokens, width, (config.fc1_blocks() + 1) * moe.ffn_hidden_size * moe.topk)
+    around + flops(tokens * active_experts(moe), width, (config.fc1_blocks() + 1) * moe.ffn_hidden_size)
 }
 
 /// Elements of one expert.
@@ -101,11 +107,11 @@ fn exchanges(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> Vec<Ex
     let shares_region = moe.latent_size.is_none();
     // Tokens by score, probabilities and tokens of each expert, and the sum of squared
     // log-partitions.
-    let statistics = (3 * moe.num_experts as u64 + 1) * FLOAT64;
+    let statistics = (3 * moe.num_choices() as u64 + 1) * FLOAT64;
     let told = |group| exchange(TrafficKind::Expert, group, AllReduce, PassKind::Forward, 1, statistics);
     let mut all = vec![told(GroupKind::Context)];
     if work.place.expert_tensor.size == work.place.tensor.size {
-        all.extend(enter_exchanges(moe.num_experts as u64 * FLOAT32, work));
+        all.extend(enter_exchanges(moe.num_choices() as u64 * FLOAT32, work));
         all.extend(enter_exchanges(routed_row, work));
         all.extend(dispatch(moe, work.tokens(), routed_row, work));
         all.extend(leave_exchanges(routed_row, work));
@@ -131,7 +137,7 @@ fn dispatch(moe: &MoeConfig, tokens: u64, row: u64, work: &Workload) -> Vec<Exch
     match moe.dispatcher {
         TokenDispatcher::AllGather => share(moe, tokens, row, GroupKind::Expert, work.place.expert.size as u64),
         TokenDispatcher::AllToAll | TokenDispatcher::Flex => {
-            let choices = tokens * moe.topk as u64 * row;
+            let choices = (tokens as f64 * active_experts(moe)) as u64 * row;
             // How many tokens go to each expert; the tokens, to their experts and back, in forward
             // and in backward.
             vec![

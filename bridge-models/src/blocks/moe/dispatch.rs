@@ -1,5 +1,5 @@
-//! Sends tokens to the ranks that hold their experts, and results back. A dropped choice has no
-//! row.
+//! Sends tokens to the ranks that hold their experts, and results back. A dropped choice, and one
+//! of an identity expert, has no row.
 //!
 //! Rank `r` of an expert-parallel group has the `r`-th of equal runs of experts.
 
@@ -33,8 +33,8 @@ fn inverse(order: &[usize]) -> Vec<usize> {
 pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, experts: &Experts) -> Tensor<2> {
     let Routing { weights_nk, experts_nk, num_experts } = routing;
     let ([n, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
-    // Dropped choices come last.
-    let (order, counts) = sorted_by_key(&experts_nk, num_experts + 1);
+    // Choices without a row come last.
+    let (order, counts) = sorted_by_key(&experts_nk, num_experts + 2);
     let counts = &counts[..num_experts];
     let kept = counts.iter().sum();
     let tokens: Vec<usize> = order[..kept].iter().map(|place| place / k).collect();
@@ -53,8 +53,8 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     (y_nkc * weights).sum_dim(1).reshape([n, c])
 }
 
-/// The result of each choice; zeros for those that were dropped, which are not among the first
-/// `kept` by expert.
+/// The result of each choice; zeros for those without a row, which are not among the first `kept`
+/// by expert.
 fn results_of_choices(results: Tensor<2>, place_of: &[usize], kept: usize, row: impl Fn(usize) -> usize) -> Tensor<2> {
     let [rows, _] = results.dims();
     let places: Vec<usize> = place_of.iter().map(|index| if *index < kept { row(*index) } else { rows }).collect();
@@ -82,6 +82,16 @@ fn exchange(rows: Tensor<2>, counts: &[usize], group: &Group, experts: &Experts)
     let results = experts.forward(rows.gather(received), rows.counts());
     let places: Vec<usize> = inverse(&order).into_iter().map(|index| rows.place(index)).collect();
     all_to_all_uneven(gather_rows(results, &places), &row_counts.reversed(), group)
+}
+
+/// Sum over the identity experts that each token has chosen: its row times their weights.
+pub(super) fn identities(x_nc: Tensor<2>, routing: &Routing) -> Tensor<2> {
+    let is_identity = |expert: &usize| f32::from(u8::from(*expert > routing.num_experts));
+    let mask: Vec<f32> = routing.experts_nk.iter().map(is_identity).collect();
+    let weights_nk = routing.weights_nk.clone();
+    let mask_nk = Tensor::from_data(TensorData::new(mask, weights_nk.dims()), &weights_nk.device().without_autodiff());
+    let dtype = FloatDType::from(x_nc.dtype());
+    x_nc * (weights_nk * mask_nk).sum_dim(1).cast(dtype)
 }
 
 /// The routing of all ranks' tokens, on every rank.
@@ -112,7 +122,7 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let Routing { weights_nk, experts_nk: chosen, num_experts } = gather_routing(routing, group);
     let ([all, c], [_, k]) = (x_nc.dims(), weights_nk.dims());
     let each = num_experts / group.size();
-    let (order, counts) = sorted_by_key(&chosen, num_experts + 1);
+    let (order, counts) = sorted_by_key(&chosen, num_experts + 2);
     let own = group.rank() * each..(group.rank() + 1) * each;
     let start: usize = counts[..own.start].iter().sum();
     let counts = &counts[own];
@@ -136,7 +146,33 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::Device;
+
     use super::*;
+
+    #[test]
+    fn identity_experts_return_their_input_times_their_weights() {
+        let device = Device::flex().autodiff();
+        let tensor = |seed, shape: [usize; 2]| {
+            let values = bridge_kernels::Philox::new(seed).normal(shape.iter().product(), 1.0);
+            Tensor::<2>::from_data(TensorData::new(values, shape), &device).require_grad()
+        };
+        let floats = |x: Tensor<2>| x.into_data().try_into_vec::<f32>().unwrap();
+        let (x_nc, weights_nk, seed_nc) = (tensor(1, [3, 5]), tensor(2, [3, 2]), tensor(3, [3, 5]));
+        // With four experts, 4 is a dropped choice and 5 is one of an identity expert.
+        let routing = Routing { weights_nk: weights_nk.clone(), experts_nk: vec![5, 0, 4, 3, 5, 5], num_experts: 4 };
+        let y_nc = identities(x_nc.clone(), &routing);
+        let [x, w, seed] = [&x_nc, &weights_nk, &seed_nc].map(|x| floats(x.clone()));
+        let factors = [w[0], 0.0, w[4] + w[5]];
+        let rows = |x: &[f32]| -> Vec<f32> { x.iter().enumerate().map(|(i, x)| x * factors[i / 5]).collect() };
+        assert_eq!(floats(y_nc.clone()), rows(&x));
+        let gradients = (y_nc * seed_nc).sum().backward();
+        assert_eq!(floats(x_nc.grad(&gradients).unwrap()), rows(&seed));
+        let dot = |row: usize| -> f32 { (5 * row..5 * row + 5).map(|i| x[i] * seed[i]).sum() };
+        let expected = [dot(0), 0.0, 0.0, 0.0, dot(2), dot(2)];
+        let found = floats(weights_nk.grad(&gradients).unwrap());
+        assert!(found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-5), "{found:?}, expected {expected:?}");
+    }
 
     #[test]
     fn sorting_is_stable_and_has_an_inverse() {

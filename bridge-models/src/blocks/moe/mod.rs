@@ -52,6 +52,8 @@ pub(crate) struct Moe {
     shared_experts: Option<Mlp>,
     /// Weight whose product with a token is the gate of the shared experts' output, `[1, c]`.
     shared_gate: Option<Param<Tensor<2>>>,
+    /// True if the router may choose experts that are the identity.
+    has_identities: bool,
     #[module(skip)]
     dispatcher: TokenDispatcher,
     #[module(skip)]
@@ -113,6 +115,7 @@ impl Moe {
             experts: Experts::new(experts.iter().map(expert).collect(), config, moe),
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             shared_gate: moe.shared_gate.then(gate),
+            has_identities: moe.num_identity_experts > 0,
             dispatcher: moe.dispatcher,
             recomputed: config.recomputed,
         }
@@ -201,6 +204,18 @@ impl Moe {
 
     /// `[n, c]` -> the same, or this rank's terms of it if several ranks share the experts.
     fn experts(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
+        // Identity experts stay local; ranks that share the others have equal terms of theirs.
+        let share = 1.0 / regions.expert_tensor().size() as f64;
+        let identities = self.has_identities.then(|| dispatch::identities(x_nc.clone(), &routing) * share);
+        let y_nc = self.dispatched(x_nc, routing, regions);
+        match identities {
+            Some(term_nc) => y_nc + term_nc,
+            None => y_nc,
+        }
+    }
+
+    /// [`Self::experts`] without those that are the identity.
+    fn dispatched(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
         match self.dispatcher {
             TokenDispatcher::AllToAll | TokenDispatcher::Flex => {
                 dispatch::all_to_all(x_nc, routing, regions.expert(), &self.experts)

@@ -64,9 +64,9 @@ pub(super) struct Routing {
     /// Weight of each chosen expert, `[n, k]` float32.
     pub weights_nk: Tensor<2>,
     /// The chosen experts, `[n, k]`, global numbers, the best first; the number of experts for a
-    /// choice that was dropped.
+    /// choice that was dropped, and one more for the choice of an identity expert.
     pub experts_nk: Vec<usize>,
-    /// Number of experts.
+    /// Number of experts, without those that are the identity.
     pub num_experts: usize,
 }
 
@@ -74,15 +74,15 @@ impl Router {
     /// The router at `scope`.
     pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
         let (shape, cut) =
-            ([moe.num_experts, config.hidden_size], TensorPartition::Replicated(GradientScope::ResidualStream));
+            ([moe.num_choices(), config.hidden_size], TensorPartition::Replicated(GradientScope::ResidualStream));
         let initial = InitialValues::new(config).weight;
         let scope = scope.component(Component::Router);
         let frozen = scope.frozen();
         let expert_bias =
-            || frozen.parameter("expert_bias", [moe.num_experts], cut, Initial::Zeros, ParameterRole::ExpertBias);
+            || frozen.parameter("expert_bias", [moe.num_choices()], cut, Initial::Zeros, ParameterRole::ExpertBias);
         let trained = if moe.freeze_router { &frozen } else { &scope };
         // As upstream, and as the family that has such biases.
-        let bias = || trained.parameter("bias", [moe.num_experts], cut, initial, ParameterRole::Bias);
+        let bias = || trained.parameter("bias", [moe.num_choices()], cut, initial, ParameterRole::Bias);
         Self {
             weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
             bias: moe.router_bias.then(bias),
@@ -134,9 +134,13 @@ impl Router {
             let above = capacity.dropped(&choice, b, input);
             dropped_nk.iter_mut().zip(above).for_each(|(dropped, above)| *dropped |= above);
         }
+        let num_experts = e - self.settings.identity_experts;
+        experts_nk
+            .iter_mut()
+            .for_each(|expert| *expert = if *expert < num_experts { *expert } else { num_experts + 1 });
         // The weight of a dropped choice has no gradient, because its factor is a row of zeros.
         for place in dropped_nk.into_iter().enumerate().filter_map(|(place, dropped)| dropped.then_some(place)) {
-            (experts_nk[place], weights[place]) = (e, 0.0);
+            (experts_nk[place], weights[place]) = (num_experts, 0.0);
         }
         let weights_nk = Tensor::from_data(TensorData::new(weights, [n, k]), &device);
         let settings = self.settings;
@@ -146,7 +150,7 @@ impl Router {
             let d_scores = TensorData::new(d_scores, [b, t, e]).convert_dtype(dtype);
             vec![Tensor::<3>::from_data(d_scores, (&device, dtype)).into_dispatch()]
         });
-        Routing { weights_nk, experts_nk, num_experts: e }
+        Routing { weights_nk, experts_nk, num_experts }
     }
 }
 

@@ -133,7 +133,7 @@ impl Mamba {
                 },
                 heads: mamba.num_heads / ranks,
                 norm_before_gate: mamba.norm_before_gate,
-                epsilon: config.norm.epsilon,
+                epsilon: mamba.norm_epsilon.unwrap_or(config.norm.epsilon),
                 factors: hybrid.factors.mamba_parts,
             },
         }

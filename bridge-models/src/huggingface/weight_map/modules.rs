@@ -39,9 +39,12 @@ impl WeightRule {
         let (pattern, numbers) = pattern(parameter);
         let is_own = self.megatron == pattern && self.experts == ExpertLayout::Apart;
         let is_whole = self.hugging_face.iter().all(|name| placeholders(name) == numbers.len());
-        let name = |name: &&str| match name.split_once(HALF) {
-            Some((_, behind)) => with_numbers(behind.trim_start_matches('.'), &numbers[1..]),
-            None => with_numbers(name, &numbers),
+        let name = |name: &&str| {
+            let whole = with_numbers(name, &numbers);
+            match name.find(HALF).and_then(|at| whole[at..].split_once('.')) {
+                Some((_, behind)) => behind.to_owned(),
+                None => whole,
+            }
         };
         (is_own && is_whole).then(|| self.hugging_face.iter().map(name).collect())
     }

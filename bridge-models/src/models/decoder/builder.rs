@@ -102,12 +102,13 @@ impl GptModelConfig {
         let names = TransformerConfig::names();
         let of = |prefix: &str| names.iter().copied().filter(|name| name.starts_with(prefix)).collect();
         for (letters, names, is_of_pattern) in [
-            ("MSP", of("mamba_"), true),
+            ("MSPZ", of("mamba_"), true),
             ("C", of("short_conv_"), true),
+            ("Z", of("shared_"), true),
             ("*P", OF_PATTERN[..2].to_vec(), true),
             ("-", OF_PATTERN[2..].to_vec(), true),
-            ("*P", OF_ATTENTION.to_vec(), false),
-            ("-E", OF_FEED_FORWARD.to_vec(), false),
+            ("*PZ", OF_ATTENTION.to_vec(), false),
+            ("-EZ", OF_FEED_FORWARD.to_vec(), false),
         ] {
             let has = |pattern: &str| pattern.contains(|letter| letters.contains(letter));
             let is_there = pattern.map_or(!is_of_pattern, has);
@@ -237,6 +238,7 @@ impl ModelBuilder for GptModelBuilder {
     ) -> Result<Outline, ModelBuildError> {
         let config = self.decoder(work.padded_vocab_size, &work.place)?;
         check_last_layer(&config, adapter.as_deref())?;
+        check_shared(&config, stage)?;
         Ok(outline(&config, work, stage, adapter))
     }
 }
@@ -271,6 +273,22 @@ fn check_last_layer(config: &DecoderConfig, adapter: Option<&dyn Adapter>) -> Re
     }
 }
 
+/// Refuses stages that divide the layers of a shared block.
+fn check_shared(config: &DecoderConfig, stage: &Stage) -> Result<(), ModelBuildError> {
+    let Some(hybrid) = &config.hybrid else { return Ok(()) };
+    let layers = &stage.only_stack().layers;
+    let holder = |layer: usize| Some((layer, hybrid.shared_use(layer)?.holder));
+    match layers.clone().filter_map(holder).find(|(_, holder)| !layers.contains(holder)) {
+        Some((layer, holder)) => {
+            let message = format!(
+                "layers {holder} and {layer} share a block, and would be on different stages: expected one stage for them"
+            );
+            Err(invalid("model.pipeline_model_parallel_size", message))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Builds one stage of a resolved decoder.
 ///
 /// # Errors
@@ -284,6 +302,7 @@ pub fn build_decoder(
     config.validate()?;
     check_divides(config, &context.parallel.place())?;
     check_last_layer(config, context.adapter.as_deref())?;
+    check_shared(config, stage)?;
     let stacks = config.stacks();
     let is_too_long = |(part, count): (&StackPart, &usize)| part.layers.end > *count;
     if stage.stacks.len() != stacks.len() || stage.stacks.iter().zip(&stacks).any(is_too_long) {

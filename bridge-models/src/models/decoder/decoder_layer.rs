@@ -1,11 +1,12 @@
 //! A layer of a decoder, of either sort: attention with a feed-forward block, or one block of a
 //! hybrid.
 
-use bridge_core::model::{ChunkScope, GenerationState, LayerState, SegmentCost, SegmentRole, Workload};
+use bridge_core::model::{Boundary, ChunkScope, GenerationState, LayerState, SegmentCost, SegmentRole, Workload};
 use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::hybrid_layer::{HybridLayer, MambaAttentionState};
+use super::shared_block::SharedMamba;
 use super::transformer_layer::{LayerInput, TransformerLayer};
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::hybrid::HybridBlock;
@@ -42,10 +43,12 @@ impl DecoderLayer {
 
     /// Cost of a part of layer `index` (global).
     pub fn cost(config: &DecoderConfig, index: usize, part: SegmentRole, work: &Workload) -> SegmentCost {
-        match &config.hybrid {
+        let cost = match &config.hybrid {
             Some(hybrid) => HybridLayer::cost(config, hybrid, index, work),
             None => TransformerLayer::cost(config, index, part, work),
-        }
+        };
+        let carried_tensors = config.carried_into(index).len() as u64;
+        SegmentCost { input: cost.input * (1 + carried_tensors), carried_tensors, ..cost }
     }
 
     /// The parts that can run, and be recomputed, separately.
@@ -64,11 +67,12 @@ impl DecoderLayer {
         }
     }
 
-    /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same.
-    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
+    /// Runs one of the [parts](Self::parts), `[b, t, c]` -> the same. `beside` are the tensors that
+    /// pass beside the stream.
+    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput, beside: &mut Boundary) -> Tensor<3> {
         match self {
-            Self::Transformer(layer) => layer.forward(part, x_btc, input),
-            Self::Hybrid(layer) => layer.forward(x_btc, input),
+            Self::Transformer(layer) => layer.forward(part, x_btc, input, beside),
+            Self::Hybrid(layer) => layer.forward(x_btc, input, beside),
         }
     }
 
@@ -79,6 +83,7 @@ impl DecoderLayer {
         part: SegmentRole,
         x_btc: Tensor<3>,
         mut input: LayerInput<'a>,
+        beside: &mut Boundary,
         state: &'a mut GenerationState,
         local: usize,
     ) -> Tensor<3> {
@@ -92,7 +97,15 @@ impl DecoderLayer {
             }
             Memory::None => {}
         }
-        self.forward(part, x_btc, input)
+        self.forward(part, x_btc, input, beside)
+    }
+
+    /// The part of the layer that has to do with a shared block, if it uses one.
+    pub fn shared(&self) -> Option<&SharedMamba> {
+        match self {
+            Self::Transformer(_) => None,
+            Self::Hybrid(layer) => layer.shared(),
+        }
     }
 
     /// Form of the layer's generation state.
@@ -101,7 +114,7 @@ impl DecoderLayer {
             Self::Transformer(layer) => layer.memory(),
             Self::Hybrid(layer) => match layer.block() {
                 HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => Memory::Recurrent,
-                HybridBlock::MambaAttention => Memory::Both,
+                HybridBlock::MambaAttention | HybridBlock::SharedMamba => Memory::Both,
                 HybridBlock::Attention => Memory::KeysAndValues,
                 HybridBlock::Mlp | HybridBlock::Moe => Memory::None,
             },

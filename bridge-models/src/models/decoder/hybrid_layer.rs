@@ -1,12 +1,13 @@
 //! A layer of a hybrid model: one norm and one block, or two blocks side by side, on the residual
 //! stream.
 
-use bridge_core::model::{ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
+use bridge_core::model::{Boundary, ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::Recomputable;
 use bridge_kernels::offload::Module as OffloadModule;
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
+use super::shared_block::{SharedMamba, apart};
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::architecture::hybrid::{BlockFactors, HybridBlock, HybridConfig};
@@ -47,6 +48,7 @@ enum Mixer {
     Selective(SelectiveMamba),
     ShortConv(ShortConv),
     MambaAttention(MambaAttention),
+    SharedMamba(SharedMamba),
 }
 
 /// Two blocks that read one norm.
@@ -66,9 +68,11 @@ pub(super) struct MambaAttentionState {
 /// The layer as a segment, by its block.
 fn parts(block: HybridBlock) -> &'static [SegmentRole] {
     match block {
-        HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv | HybridBlock::MambaAttention => {
-            &[SegmentRole::Layer]
-        }
+        HybridBlock::Mamba
+        | HybridBlock::Selective
+        | HybridBlock::ShortConv
+        | HybridBlock::MambaAttention
+        | HybridBlock::SharedMamba => &[SegmentRole::Layer],
         HybridBlock::Attention => &[SegmentRole::Attention],
         HybridBlock::Mlp => &[SegmentRole::Mlp],
         HybridBlock::Moe => &[SegmentRole::Moe],
@@ -78,7 +82,7 @@ fn parts(block: HybridBlock) -> &'static [SegmentRole] {
 /// Name of the norm in front of a block as a module in recipes.
 fn module_of_norm(block: HybridBlock) -> Option<OffloadModule> {
     match block {
-        HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => None,
+        HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv | HybridBlock::SharedMamba => None,
         HybridBlock::Attention | HybridBlock::MambaAttention => Some(OffloadModule::AttnNorm),
         HybridBlock::Mlp | HybridBlock::Moe => Some(OffloadModule::MlpNorm),
     }
@@ -88,9 +92,11 @@ impl HybridLayer {
     /// Layer `index` (global), a segment.
     pub fn new(config: &DecoderConfig, hybrid: &HybridConfig, index: usize, scope: &ChunkScope) -> Self {
         let block = hybrid.layers[index];
-        let scope = scope.segment(parts(block)[0], Some(index)).child(&format!("decoder.layers.{index}"));
+        let segment = scope.segment(parts(block)[0], Some(index));
+        let scope = segment.child(&format!("decoder.layers.{index}"));
         let norm = match block {
             HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => "norm",
+            HybridBlock::SharedMamba => "mamba.norm",
             HybridBlock::Attention | HybridBlock::MambaAttention => "input_layernorm",
             HybridBlock::Mlp | HybridBlock::Moe => "pre_mlp_layernorm",
         };
@@ -111,6 +117,7 @@ impl HybridLayer {
                 let mamba = Mamba::new(config, hybrid, &state_space);
                 Mixer::MambaAttention(MambaAttention { mamba, attention: attention() })
             }
+            HybridBlock::SharedMamba => Mixer::SharedMamba(SharedMamba::new(config, hybrid, index, &segment)),
         };
         Self {
             norm,
@@ -134,6 +141,7 @@ impl HybridLayer {
             HybridBlock::MambaAttention => {
                 Mamba::cost(config, hybrid, work).and(SelfAttention::cost(config, index, work))
             }
+            HybridBlock::SharedMamba => SharedMamba::cost(config, hybrid, index, work),
         };
         let stream = work.tokens_between_blocks() * config.hidden_size as u64;
         let read = module_of_norm(hybrid.layers[index]).map(|module| (module.name(), stream * work.stream_bytes));
@@ -159,6 +167,7 @@ impl HybridLayer {
             Mixer::Selective(_) => HybridBlock::Selective,
             Mixer::ShortConv(_) => HybridBlock::ShortConv,
             Mixer::MambaAttention(_) => HybridBlock::MambaAttention,
+            Mixer::SharedMamba(_) => HybridBlock::SharedMamba,
         }
     }
 
@@ -171,13 +180,25 @@ impl HybridLayer {
                 let attention = both.attention.new_state();
                 Box::new(MambaAttentionState { mamba: RecurrentState::default(), attention })
             }
+            Mixer::SharedMamba(_) => {
+                let attention = KeyValues::new(None);
+                Box::new(MambaAttentionState { mamba: RecurrentState::default(), attention })
+            }
             Mixer::Mlp(_) | Mixer::Moe(_) => Box::new(()),
         }
     }
 
-    /// `[b, t, c]` -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
-        let LayerInput { attention, attention_key, mlp, mlp_key } = input;
+    /// The part of the layer that has to do with a shared block, if it uses one.
+    pub fn shared(&self) -> Option<&SharedMamba> {
+        match &self.mixer {
+            Mixer::SharedMamba(shared) => Some(shared),
+            _ => None,
+        }
+    }
+
+    /// `[b, t, c]` -> the same. `beside` are the tensors that pass beside the stream.
+    pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput, beside: &mut Boundary) -> Tensor<3> {
+        let LayerInput { attention, attention_key, mlp, mlp_key, shared } = input;
         let (factors, regions) = (self.factors, mlp.regions);
         let residual = Residual {
             regions,
@@ -197,6 +218,19 @@ impl HybridLayer {
                 let (block, multiplier) = attention_block(&both.attention, of_attention, factors);
                 let second = Branch { input: BranchInput::Shared, block, after: None, multiplier, key: mlp_key };
                 return residual.step(x_btc, [first, second]);
+            }
+            Mixer::SharedMamba(block) => {
+                let words_btc = block.take_words(beside);
+                let shared = shared.expect("the layer that holds the block is on the same stage");
+                let run = move |x: Recomputable<3>| block.forward(x.tensor, words_btc, shared, &self.norm, attention);
+                let branch = Branch {
+                    input: BranchInput::Stream,
+                    block: Box::new(run),
+                    after: None,
+                    multiplier: 1.0,
+                    key: attention_key,
+                };
+                return residual.step(x_btc, [branch]);
             }
             Mixer::Mamba(block) => (attention_key, mamba_block(block, attention, factors)),
             Mixer::Attention(block) => (attention_key, attention_block(block, attention, factors)),
@@ -233,20 +267,4 @@ fn attention_block<'a>(block: &'a SelfAttention, input: AttentionInput<'a>, fact
 /// `x` times a factor.
 fn with_factor(x_btc: Recomputable<3>, factor: f64) -> Recomputable<3> {
     if factor == 1.0 { x_btc } else { scaled(x_btc.tensor, factor).into() }
-}
-
-/// The inputs of a Mamba-2 block and of attention that are side by side.
-fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
-    let of_mamba = AttentionInput {
-        regions: input.regions,
-        rotary: None,
-        positions: input.positions,
-        document_ids: input.document_ids.clone(),
-        dropout_key: None,
-        weight_gradients: input.weight_gradients,
-        state: None,
-        recurrent: input.recurrent,
-        max_logit: None,
-    };
-    (of_mamba, AttentionInput { recurrent: None, ..input })
 }

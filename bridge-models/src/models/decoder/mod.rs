@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `transformer_layer` | a transformer layer: norms, attention, feed-forward block |
 //! | `hybrid_layer` | a layer of a hybrid model: a norm and one block, such as Mamba's |
+//! | `shared_block` | a transformer block that several layers of a hybrid share |
 //! | `decoder_layer` | a transformer layer or a hybrid layer |
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `listing` | the linear layers of a model |
@@ -22,6 +23,7 @@ pub(crate) mod listing;
 mod model;
 mod mtp;
 pub mod presets;
+mod shared_block;
 mod transformer_layer;
 
 #[cfg(test)]
@@ -32,7 +34,9 @@ pub use crate::architecture::config::{
     DecoderConfig, EncoderConfig, LatentConfig, LinearAttentionConfig, MoeConfig, NormConfig, PositionEmbedding,
     QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig, StreamsConfig, WindowedConfig,
 };
-pub use crate::architecture::hybrid::{BlockFactors, HybridBlock, HybridConfig, MambaConfig, ShortConvConfig};
+pub use crate::architecture::hybrid::{
+    BlockFactors, HybridBlock, HybridConfig, MambaConfig, SharedConfig, ShortConvConfig,
+};
 pub use builder::{
     GptModelBuilder, GptModelConfig, KIND, MAMBA_KIND, build_decoder, register_builtin, section_of_kind,
 };

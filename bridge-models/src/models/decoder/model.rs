@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bridge_core::model::{
     Adapter, Auxiliary, Batch, Boundary, BoundaryTensor, BuildContext, ChunkScope, Component, Declaration,
-    Declarations, ForwardContext, GenerationState, Initial, LastLayer, LayerState, Outline, ParameterRole, RankPlace,
-    Scope, Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, TOKEN_ACCURACY, TensorPartition,
-    Workload,
+    Declarations, ForwardContext, GenerationState, HIDDEN_STATES, Initial, LastLayer, LayerState, Outline,
+    ParameterRole, RankPlace, Scope, Segment, SegmentCost, SegmentOutput, SegmentRole, Segments, Stage, TOKEN_ACCURACY,
+    TensorPartition, Workload,
 };
 use bridge_data::SequencePart;
 use bridge_kernels::TokenAccuracy;
@@ -18,8 +18,10 @@ use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::decoder_layer::DecoderLayer;
 use super::mtp::{self, MultiTokenPrediction};
+use super::shared_block::SharedBlock;
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
+use crate::architecture::derived::WORDS;
 use crate::blocks::attention::AttentionInput;
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
 use crate::blocks::head::{
@@ -58,6 +60,9 @@ pub struct Decoder {
     prediction: Option<MultiTokenPrediction>,
     #[module(skip)]
     rotary: Option<Rotary>,
+    /// Names of the tensors beside the residual stream before each layer, and behind the last one.
+    #[module(skip)]
+    carried: Vec<Vec<&'static str>>,
     #[module(skip)]
     settings: Settings,
     #[module(skip)]
@@ -254,6 +259,7 @@ impl Decoder {
     pub fn new(config: &DecoderConfig, context: &BuildContext, stage: &Stage, scope: &ChunkScope) -> Self {
         let Modules { embedding, decoder, output_layer, output_bias, last_layer, prediction } =
             Modules::new(config, stage, scope);
+        let layers = &stage.only_stack().layers;
         Self {
             embedding,
             decoder,
@@ -262,8 +268,9 @@ impl Decoder {
             last_layer,
             prediction,
             rotary: Rotary::from_config(config, &context.device),
+            carried: (layers.start..=layers.end).map(|layer| config.carried_into(layer)).collect(),
             settings: Settings {
-                first_layer: stage.only_stack().layers.start,
+                first_layer: layers.start,
                 stream_size: config.stream_size(),
                 dtype: if config.fp32_residual { FloatDType::F32 } else { context.params_dtype },
                 logit_multiplier: config.factor_on_logits(),
@@ -277,10 +284,12 @@ impl Decoder {
         }
     }
 
-    fn layer(&self, local: usize, part: usize, x_btc: Tensor<3>, context: &ForwardContext) -> Tensor<3> {
+    fn layer(&self, local: usize, part: usize, mut boundary: Boundary, context: &ForwardContext) -> Boundary {
+        let x_btc = boundary.take_hidden_states();
         let input = self.layer_input(self.settings.first_layer + local, context);
         let block = &self.decoder.layers[local];
-        block.forward(block.parts()[part], x_btc, input)
+        let x_btc = block.forward(block.parts()[part], x_btc, input, &mut boundary);
+        boundary.with(HIDDEN_STATES, x_btc)
     }
 
     /// Inputs of layer number `layer` (global) besides the residual stream.
@@ -315,7 +324,21 @@ impl Decoder {
                 weight_gradients: context.weight_gradients,
             },
             mlp_key: context.dropout_key(layer, dropout_site::MLP_OUTPUT),
+            shared: self.shared_block(layer),
         }
+    }
+
+    /// The shared block that layer number `layer` (global) uses. The layer that holds it is on this
+    /// stage.
+    fn shared_block(&self, layer: usize) -> Option<&SharedBlock> {
+        let of_layer = |layer: usize| self.decoder.layers.get(layer - self.settings.first_layer)?.shared();
+        of_layer(of_layer(layer)?.holder())?.block()
+    }
+
+    /// The tensors beside the stream that the embedding makes.
+    fn beside_first_layer(&self, x_btc: &Tensor<3>) -> Boundary {
+        let boundary = Boundary::default();
+        if self.carried[0].contains(&WORDS) { boundary.with(WORDS, x_btc.clone()) } else { boundary }
     }
 
     /// The layer (counted in this stage) and the part of it that is segment `in_layers` after the
@@ -454,7 +477,11 @@ impl Segments for Decoder {
         }
         let [b, t] = batch.tokens.dims();
         let shape = [b, self.regions.own_rows(t).len(), self.settings.stream_size];
-        vec![BoundaryTensor::hidden_states(shape, self.settings.dtype)]
+        let stream = BoundaryTensor::hidden_states(shape, self.settings.dtype);
+        let (local, _) = self.part(index - usize::from(self.embedding.is_some()));
+        let mut tensors = vec![stream];
+        tensors.extend(self.carried[local].iter().map(|name| BoundaryTensor { name, ..stream }));
+        tensors
     }
 
     fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
@@ -464,19 +491,19 @@ impl Segments for Decoder {
             let key = context.dropout_key(0, dropout_site::EMBEDDING);
             let batch = context.batch;
             let x_btc = embedding.forward(batch.tokens.clone(), &batch.positions, &self.regions, key);
-            return SegmentOutput::Boundary(Boundary::hidden_states(x_btc));
+            let beside = self.beside_first_layer(&x_btc);
+            return SegmentOutput::Boundary(beside.with(HIDDEN_STATES, x_btc));
         }
-        let x_btc = input.take_hidden_states();
         let (local, part) = self.part(index - before_layers);
         if local < self.decoder.layers.len() {
-            return SegmentOutput::Boundary(Boundary::hidden_states(self.layer(local, part, x_btc, context)));
+            return SegmentOutput::Boundary(self.layer(local, part, input, context));
         }
         assert!(
             part == 0 && local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some(),
             "segment {index} is out of range: the chunk has {}",
             self.num_segments()
         );
-        SegmentOutput::LossSum(self.head(x_btc, context))
+        SegmentOutput::LossSum(self.head(input.take_hidden_states(), context))
     }
 
     fn map_segments<M: ModuleMapper>(mut self, segments: &BTreeSet<usize>, mapper: &mut M) -> Self {
@@ -513,6 +540,7 @@ impl Segments for Decoder {
         let positions = Positions::From(state.length);
         let length = state.length + t;
         let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
+        let mut beside = self.beside_first_layer(&x_btc);
         for (local, layer) in self.decoder.layers.iter().enumerate() {
             for role in layer.parts() {
                 let input = LayerInput {
@@ -537,8 +565,9 @@ impl Segments for Decoder {
                         weight_gradients: None,
                     },
                     mlp_key: None,
+                    shared: self.shared_block(self.settings.first_layer + local),
                 };
-                x_btc = layer.generate(*role, x_btc, input, &mut *state, local);
+                x_btc = layer.generate(*role, x_btc, input, &mut beside, &mut *state, local);
             }
         }
         state.length = length;

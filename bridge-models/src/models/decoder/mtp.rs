@@ -7,8 +7,8 @@
 //! output and its table, and only their losses leave the segment.
 
 use bridge_core::model::{
-    Batch, Component, GradientScope, LayerMetrics, PREDICTION_LOSS, PassKind, Scope, SegmentCost, SegmentRole,
-    TensorPartition, TrafficKind, Workload,
+    Batch, Boundary, Component, GradientScope, LayerMetrics, PREDICTION_LOSS, PassKind, Scope, SegmentCost,
+    SegmentRole, TensorPartition, TrafficKind, Workload,
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
@@ -215,7 +215,10 @@ impl MultiTokenPredictionLayer {
         let x_btc = self.eh_proj.forward(both, None);
         let x_btc = if self.is_wide { x_btc.cast(FloatDType::F32) } else { x_btc };
         let layer = &self.transformer_layer;
-        let x_btc = layer.parts().iter().fold(x_btc, |x_btc, part| layer.forward(*part, x_btc, input()));
+        let x_btc = layer
+            .parts()
+            .iter()
+            .fold(x_btc, |x_btc, part| layer.forward(*part, x_btc, input(), &mut Boundary::default()));
         self.final_layernorm.forward_into_layers(x_btc)
     }
 }

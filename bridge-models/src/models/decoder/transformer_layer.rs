@@ -1,14 +1,18 @@
 //! One transformer layer: attention and a feed-forward block on the residual stream.
 
+use std::cell::Cell;
+
 use bridge_core::config::{BlockOrder, NormPlacement};
-use bridge_core::model::{ChunkScope, Component, LayerState, Scope, SegmentCost, SegmentRole, Workload};
+use bridge_core::model::{Boundary, ChunkScope, Component, LayerState, Scope, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::offload::Module as OffloadModule;
 use bridge_kernels::{DropoutKey, Recomputable};
 use burn::module::Module;
 use burn::tensor::{FloatDType, Tensor};
 
 use super::decoder_layer::Memory;
+use super::shared_block::SharedBlock;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
+use crate::architecture::derived::SHORTCUT;
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::gated_delta_net::GatedDeltaNet;
 use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
@@ -18,7 +22,7 @@ use crate::blocks::moe::{Moe, MoeInput};
 use crate::blocks::norm::{Norm, statistics};
 use crate::blocks::recurrent_state::RecurrentState;
 use crate::blocks::regions::Regions;
-use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual};
+use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual, scaled};
 
 /// Attention and a feed-forward block, with the norms that [`NormPlacement`] puts around them.
 #[derive(Module, Debug)]
@@ -31,6 +35,8 @@ pub(crate) struct TransformerLayer {
     pre_mlp_layernorm: Option<Norm>,
     feed_forward: FeedForward,
     post_mlp_layernorm: Option<Norm>,
+    /// Experts that read the feed-forward block's norm, for the end of the next layer.
+    shortcut: Option<Moe>,
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
@@ -100,7 +106,7 @@ enum FeedForward {
 
 impl FeedForward {
     fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
-        match config.moe_layer(index) {
+        match config.moe_layer(index).filter(|moe| !moe.shortcut) {
             Some(moe) => Self::Moe(Moe::new(config, moe, scope)),
             None => Self::Dense(Mlp::new(config, config.ffn_hidden_size, scope)),
         }
@@ -108,6 +114,7 @@ impl FeedForward {
 
     fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
         match config.moe_layer(index) {
+            Some(moe) if moe.shortcut => Mlp::cost(config, work).and(Moe::cost(config, moe, work)),
             Some(moe) => Moe::cost(config, moe, work),
             None => Mlp::cost(config, work),
         }
@@ -120,6 +127,9 @@ impl FeedForward {
         }
     }
 }
+
+/// Random stream of the dropout of experts' output beside the residual stream, under the router's.
+const SHORTCUT_KEY: u64 = 2;
 
 /// Input of a block behind a norm.
 fn norm_input(norm: &Option<Norm>, module: OffloadModule) -> Option<BranchInput<'_>> {
@@ -134,6 +144,8 @@ pub(crate) struct LayerInput<'a> {
     pub mlp: MoeInput<'a>,
     /// Key of the dropout of the feed-forward block's output.
     pub mlp_key: Option<DropoutKey>,
+    /// The block that the layer shares with others.
+    pub shared: Option<&'a SharedBlock>,
 }
 
 /// The parts of a layer that can run, and be recomputed, separately.
@@ -174,6 +186,7 @@ impl TransformerLayer {
             pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
             feed_forward: FeedForward::new(config, index, &feed_forward),
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
+            shortcut: config.shortcut_experts(index).map(|moe| Moe::new(config, moe, &feed_forward)),
             dropout: config.hidden_dropout,
             residual,
             dtype: first.dtype(),
@@ -222,7 +235,8 @@ impl TransformerLayer {
 
     /// The parts that can run, and be recomputed, separately.
     pub fn parts(&self) -> &'static [SegmentRole] {
-        parts(self.residual.blocks, matches!(self.feed_forward, FeedForward::Moe(_)))
+        let has_experts = matches!(self.feed_forward, FeedForward::Moe(_)) || self.shortcut.is_some();
+        parts(self.residual.blocks, has_experts)
     }
 
     /// Form of the layer's generation state.
@@ -236,19 +250,30 @@ impl TransformerLayer {
     }
 
     /// Runs one of the [parts](Self::parts), `[b, t, c]`, or `[b, t, n * c]` of several streams, ->
-    /// the same.
-    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput) -> Tensor<3> {
-        let LayerInput { attention, attention_key, mlp, mlp_key } = input;
+    /// the same. `beside` are the tensors that pass beside the stream.
+    pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput, beside: &mut Boundary) -> Tensor<3> {
+        let LayerInput { attention, attention_key, mlp, mlp_key, .. } = input;
         let regions = mlp.regions;
+        let (shortcut, stream) = (Cell::new(None), FloatDType::from(x_btc.dtype()));
+        let key = mlp.key.map(|key| DropoutKey(key.0.derive(SHORTCUT_KEY)));
         let attention = self.attention_branch(attention, attention_key);
-        let feed_forward = self.feed_forward_branch(mlp, mlp_key);
+        let feed_forward = self.feed_forward_branch(mlp, mlp_key, &shortcut);
         let (after_attention, after_mlp) = (&self.post_self_attention_layernorm, &self.post_mlp_layernorm);
         match part {
             SegmentRole::Attention => {
                 self.residual(regions, after_attention).step_of(x_btc, &self.attention_connection, attention)
             }
             SegmentRole::Mlp | SegmentRole::Moe => {
-                self.residual(regions, after_mlp).step_of(x_btc, &self.mlp_connection, feed_forward)
+                let x_btc = self.residual(regions, after_mlp).step_of(x_btc, &self.mlp_connection, feed_forward);
+                let added = beside.get(SHORTCUT).is_some().then(|| beside.take(SHORTCUT));
+                if let Some(y_btc) = shortcut.take() {
+                    let y_btc = regions.dropout(scaled(y_btc, self.residual.branch_multiplier), self.dropout, key);
+                    *beside = std::mem::take(beside).with(SHORTCUT, y_btc.cast(stream));
+                }
+                match added {
+                    Some(y_btc) => x_btc + y_btc,
+                    None => x_btc,
+                }
             }
             SegmentRole::Layer => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
             SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
@@ -268,8 +293,14 @@ impl TransformerLayer {
         }
     }
 
-    /// The feed-forward block as a branch of the residual stream.
-    fn feed_forward_branch<'a>(&'a self, input: MoeInput<'a>, key: Option<DropoutKey>) -> Branch<'a> {
+    /// The feed-forward block as a branch of the residual stream. `shortcut` gets the output of the
+    /// experts beside it.
+    fn feed_forward_branch<'a>(
+        &'a self,
+        input: MoeInput<'a>,
+        key: Option<DropoutKey>,
+        shortcut: &'a Cell<Option<Tensor<3>>>,
+    ) -> Branch<'a> {
         let without_norm = if self.residual.blocks == BlockOrder::ParallelSharedNorm {
             BranchInput::Shared
         } else {
@@ -277,7 +308,10 @@ impl TransformerLayer {
         };
         Branch {
             input: norm_input(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(without_norm),
-            block: Box::new(move |x_btc| self.feed_forward.forward(x_btc, &input)),
+            block: Box::new(move |x_btc| {
+                shortcut.set(self.shortcut.as_ref().map(|experts| experts.forward(x_btc.tensor.clone(), &input)));
+                self.feed_forward.forward(x_btc, &input)
+            }),
             after: self.norm_of_output(&self.post_mlp_layernorm),
             multiplier: 1.0,
             key,

@@ -64,6 +64,71 @@ fn mixed_without_norm() -> DecoderConfig {
     config
 }
 
+/// Three layers that use two shared blocks in turn, with rotary embedding.
+pub fn shared(num_blocks: usize) -> DecoderConfig {
+    let mut config = DecoderConfig {
+        num_layers: 5,
+        kv_channels: 6,
+        position_embedding: llama().position_embedding,
+        activation: Activation::Gelu,
+        num_query_groups: 8,
+        ..hybrid()
+    };
+    let hybrid = config.hybrid.as_mut().unwrap();
+    let (mamba, shared) = (HybridBlock::Mamba, HybridBlock::SharedMamba);
+    hybrid.layers = vec![mamba, shared, shared, mamba, shared];
+    hybrid.shared = SharedConfig { num_blocks, adapter_rank: 3, attention_adapters: true };
+    hybrid.mamba.norm_epsilon = Some(1e-3);
+    config
+}
+
+#[test]
+fn gradients_of_a_shared_block_are_the_sum_over_its_layers() {
+    let (shared_by_all, one_each) = (shared(1), shared(3));
+    let (one, mut other) = (build(&shared_by_all), build(&one_each));
+    let weights = values(one.as_ref());
+    // The layer of a name, and the same name in the layer that holds the block of all.
+    let of_holder = |name: &str| {
+        let (layer, rest) = name.strip_prefix("decoder.layers.").and_then(|rest| rest.split_once('.'))?;
+        (rest.starts_with("shared_block") || rest.starts_with("adapters"))
+            .then(|| (layer.to_owned(), format!("decoder.layers.1.{rest}")))
+    };
+    let alike = values(other.as_ref()).into_keys().map(|name| {
+        let value = weights[&of_holder(&name).map_or(name.clone(), |(_, name)| name)].clone();
+        (name, value)
+    });
+    set_values(other.as_mut(), &alike.collect());
+    let batch = Batch::new(&micro_batch(37), &device());
+    let (loss, found) = loss_and_gradients(one.as_ref(), &batch, Mode::Evaluate);
+    let (expected, apart) = loss_and_gradients(other.as_ref(), &batch, Mode::Evaluate);
+    assert_eq!(loss, expected);
+    assert!(found.len() < apart.len());
+    for (name, gradient) in &found {
+        let mut sum = vec![0.0_f32; gradient.len()];
+        let is_of = |own: &str| own == name || of_holder(own).is_some_and(|(_, own)| own == *name);
+        for (_, part) in apart.iter().filter(|(own, _)| is_of(own)) {
+            sum.iter_mut().zip(part).for_each(|(sum, g)| *sum += g);
+        }
+        assert_close(gradient, &sum, 1e-4);
+    }
+}
+
+#[test]
+fn stages_do_not_divide_the_layers_of_a_shared_block() {
+    let config = shared(2);
+    let stage = |layers: std::ops::Range<usize>| {
+        let (start, end) = (layers.start == 0, layers.end == 5);
+        build_decoder(&config, &context(&config), &Stage::from(StackPart { layers, start, end }))
+    };
+    let refused = stage(2..5).unwrap_err().to_string();
+    assert!(refused.contains("layers 1 and 4 share a block"), "{refused}");
+    assert!(stage(0..4).is_ok() && stage(0..1).is_ok());
+    let (whole, first, last) = (stage(0..5).unwrap(), stage(0..1).unwrap(), stage(1..5).unwrap());
+    let batch = Batch::new(&micro_batch(37), &device());
+    let loss = |chunks: &[&dyn ModelChunk]| loss_sum(chunks, &batch, Mode::Evaluate).into_scalar::<f32>();
+    assert_eq!(loss(&[first.as_ref(), last.as_ref()]), loss(&[whole.as_ref()]));
+}
+
 /// Mamba layers alone.
 pub fn pure() -> DecoderConfig {
     let mut config = DecoderConfig { num_layers: 2, ..hybrid() };
@@ -90,7 +155,8 @@ fn ranks_compute_what_one_does() {
     let four = Spread { tensor: 4, ..ONE };
     let parallel = [Spread { sequence_parallel: true, ..two }, Spread { sequence_parallel: true, ..four }];
     let mixed = [("mixed", mixed()), ("without norm", mixed_without_norm())];
-    for (name, config) in [("hybrid", hybrid()), ("pure", pure())].into_iter().chain(mixed) {
+    let shared = [("shared", shared(2)), ("shared by all", shared(1))];
+    for (name, config) in [("hybrid", hybrid()), ("pure", pure())].into_iter().chain(mixed).chain(shared) {
         check(vec![(name, config)], &[two, four, parallel[0], parallel[1], Spread { data: 2, ..two }]);
     }
     check(vec![("experts", with_experts())], &[two, Spread { expert: 2, data: 2, ..ONE }]);
@@ -112,7 +178,7 @@ fn stages_in_a_row_are_the_whole_model() {
 
 #[test]
 fn logits_with_state_are_those_without() {
-    [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm()].iter().for_each(check_states);
+    [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm(), shared(2)].iter().for_each(check_states);
 }
 
 /// Checks that logits of tokens in several parts, with a state, are those of all at once.
@@ -133,7 +199,7 @@ pub fn check_states(config: &DecoderConfig) {
 
 #[test]
 fn states_begin_anew_in_each_document() {
-    [hybrid(), pure(), mixed()].iter().for_each(check_documents);
+    [hybrid(), pure(), mixed(), shared(2)].iter().for_each(check_documents);
 }
 
 /// Checks that the loss of several documents in a sequence is that of each on its own.
@@ -200,7 +266,7 @@ fn parameters_begin_as_upstream_has_them() {
 
 #[test]
 fn sections_and_serialisation_keep_hybrids() {
-    for config in [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm()] {
+    for config in [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm(), shared(2)] {
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<DecoderConfig>(&text).unwrap(), config);
     }
@@ -212,6 +278,10 @@ fn sections_and_serialisation_keep_hybrids() {
         assert_eq!(section.hybrid_override_pattern.as_deref(), Some("SCP-"));
         assert_eq!(DecoderConfig::from_transformer(&section, config.padded_vocab_size).unwrap(), config);
     }
+    let shared = DecoderConfig { mlp_bias: false, ..shared(2) }.without_unused();
+    let section = shared.to_transformer().unwrap();
+    assert_eq!(section.hybrid_override_pattern.as_deref(), Some("MZZMZ"));
+    assert_eq!(DecoderConfig::from_transformer(&section, shared.padded_vocab_size).unwrap(), shared);
     let pure = pure().to_transformer().unwrap();
     assert_eq!((pure.num_attention_heads, pure.seq_length), (1, 1024));
     assert_eq!(DecoderConfig::from_transformer(&pure, 40).unwrap().kind(), "mamba");

@@ -24,6 +24,82 @@ pub fn mixture(num_experts: usize, topk: usize) -> DecoderConfig {
     DecoderConfig { moe: Some(moe), ..llama() }
 }
 
+/// Experts beside the dense block of the first of three layers, one of them the identity.
+pub fn shortcut() -> DecoderConfig {
+    let moe = MoeConfig {
+        layers: LayerPattern::Listed(vec![true, false, false]),
+        shortcut: true,
+        num_identity_experts: 1,
+        ..mixture(4, 2).moe.unwrap()
+    };
+    DecoderConfig { moe: Some(moe), ..llama() }
+}
+
+#[test]
+fn experts_beside_a_dense_block_are_added_a_layer_later() {
+    // The experts are alike, so that they are one dense block.
+    let moe = MoeConfig { num_identity_experts: 0, aux_loss_coeff: 0.0, z_loss_coeff: 0.0, ..shortcut().moe.unwrap() };
+    let (with_experts, plain) = (DecoderConfig { moe: Some(moe), ..shortcut() }, llama());
+    let (mut chunk, mut one, mut other) = (build(&with_experts), build(&plain), build(&plain));
+    let (dense, mut alike) = (values(one.as_ref()), values(chunk.as_ref()));
+    let first = |name: &str| name.starts_with("decoder.layers.0.mlp.linear");
+    let expert = |name: &str| name.replace(".mlp.", ".mlp.experts.local_experts.0.");
+    for (name, value) in &mut alike {
+        match name.split_once("experts.local_experts.") {
+            Some((_, rest)) => {
+                *value = dense[&format!("decoder.layers.1.mlp.{}", rest.split_once('.').unwrap().1)].clone()
+            }
+            None if !name.contains(".router.") => *value = dense[name].clone(),
+            None => {}
+        }
+    }
+    let swapped = dense.iter().map(|(name, value)| {
+        let value = if first(name) { &dense[&name.replace(".0.", ".1.")] } else { value };
+        (name.clone(), value.clone())
+    });
+    set_values(other.as_mut(), &swapped.collect());
+    set_values(chunk.as_mut(), &alike);
+    set_values(one.as_mut(), &dense);
+    let batch = Batch::new(&micro_batch(37), &device());
+    let context = ForwardContext::new(&batch, Mode::Evaluate);
+    let until = |chunk: &dyn ModelChunk, segments: usize| {
+        let output = run_segments(chunk, 0..segments, Boundary::default(), &context).unwrap();
+        let SegmentOutput::Boundary(boundary) = output else { panic!("the head comes later") };
+        boundary
+    };
+    // After attention, after the dense block, after the next layer.
+    let [attention, block, layer] = [2, 3, 5].map(|segments| until(one.as_ref(), segments).take_hidden_states());
+    let of_experts = until(other.as_ref(), 3).take_hidden_states() - attention;
+    let mut found = until(chunk.as_ref(), 3);
+    assert_close(&floats(found.take("shortcut")), &floats(of_experts.clone()), 1e-5);
+    assert_close(&floats(found.take_hidden_states()), &floats(block), 1e-5);
+    let mut found = until(chunk.as_ref(), 5);
+    assert!(found.get("shortcut").is_none());
+    let found = found.take_hidden_states();
+    assert_close(&floats(found.clone()), &floats(layer + of_experts.clone()), 1e-5);
+    let seed = Tensor::from_data(
+        TensorData::new(Philox::new(2).normal(found.dims().iter().product(), 1.0), found.dims()),
+        &device(),
+    );
+    let gradients = |chunk: &dyn ModelChunk, y: Tensor<3>| {
+        let mut named = Values::new();
+        let mut gradients = (y * seed.clone()).sum().backward();
+        chunk.take_gradients(&mut gradients, &mut |name, gradient| {
+            drop(named.insert(name.to_owned(), floats(gradient)))
+        });
+        named
+    };
+    let (found, expected) = (gradients(chunk.as_ref(), found), gradients(other.as_ref(), of_experts));
+    for name in expected.keys().filter(|name| first(name)) {
+        let mut sum = vec![0.0_f32; expected[name].len()];
+        for number in 0..4 {
+            let of_one = &found[&expert(name).replace("experts.0.", &format!("experts.{number}."))];
+            sum.iter_mut().zip(of_one).for_each(|(sum, g)| *sum += g);
+        }
+        assert_close(&sum, &expected[name], 1e-4);
+    }
+}
+
 /// Dense parameter whose values the parameter `name` of a mixture gets: the same for all experts.
 fn dense_name(name: &str) -> String {
     match name.split_once("experts.local_experts.") {

@@ -21,6 +21,7 @@ const ALL: RecomputedParts = RecomputedParts { moe_act: true, shared_experts: tr
 /// stream.
 fn latent(config: DecoderConfig, q_lora_rank: Option<usize>) -> DecoderConfig {
     let latent = LatentConfig {
+        kv_multiplier: Some(1.3),
         q_lora_rank,
         kv_lora_rank: 11,
         qk_head_dim: 5,

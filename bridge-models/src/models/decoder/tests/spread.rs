@@ -339,9 +339,19 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
     let biased = DecoderConfig { mlp_bias: true, ..with(biased) };
     let further = DecoderConfig { mtp_num_layers: 1, ..with(all[0].1.clone()) };
+    let identities =
+        MoeConfig { num_identity_experts: 3, topk: 4, shared_expert_intermediate_size: None, ..all[1].1.clone() };
+    let shortcut = MoeConfig {
+        shortcut: true,
+        num_identity_experts: 1,
+        layers: LayerPattern::Listed(vec![true, false]),
+        ..all[0].1.clone()
+    };
+    let shortcut = DecoderConfig { hidden_dropout: 0.1, ..with(shortcut) };
+    let beside = [("identity experts", with(identities)), ("experts beside dense blocks", shortcut)];
     let all = all.into_iter().map(|(name, moe)| (name, with(moe)));
     let further = ("mixture of further tokens", further);
-    all.chain([("mixture with biases", biased), further]).collect()
+    all.chain([("mixture with biases", biased), further]).chain(beside).collect()
 }
 
 /// Mixtures whose routers behave differently in training, or depend on more than one token.
