@@ -1,13 +1,6 @@
 //! Rows of settings and positions of experts that families with experts share.
 
-use bridge_core::config::{RouterDType, RouterScoreFunction};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, MoeConfig};
-use crate::huggingface::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::Setting;
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
+use crate::families::prelude::*;
 
 /// The experts of a decoder of a family that has them in every model.
 pub(super) fn experts(config: &mut DecoderConfig) -> &mut MoeConfig {
@@ -179,52 +172,38 @@ pub(super) const SHARED: &[WeightRule] = &SHARED_RULES;
 pub(super) const SHARED_IN_MODULE: &[WeightRule] = &stacked(SHARED_RULES);
 
 const SHARED_RULES: [WeightRule; 5] = [
-    rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.mlp.gate.e_score_correction_bias"]),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc1.weight",
-        &["model.layers.{}.mlp.shared_experts.gate_proj.weight", "model.layers.{}.mlp.shared_experts.up_proj.weight"],
+    layer!("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias"),
+    layer!(
+        "mlp.shared_experts.linear_fc1.weight",
+        "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight"
     )
     .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc1.bias",
-        &["model.layers.{}.mlp.shared_experts.gate_proj.bias", "model.layers.{}.mlp.shared_experts.up_proj.bias"],
+    layer!(
+        "mlp.shared_experts.linear_fc1.bias",
+        "mlp.shared_experts.gate_proj.bias",
+        "mlp.shared_experts.up_proj.bias"
     )
     .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc2.weight",
-        &["model.layers.{}.mlp.shared_experts.down_proj.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc2.bias",
-        &["model.layers.{}.mlp.shared_experts.down_proj.bias"],
-    ),
+    layer!("mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.down_proj.weight"),
+    layer!("mlp.shared_experts.linear_fc2.bias", "mlp.shared_experts.down_proj.bias"),
 ];
 
 /// Router and experts, each expert with three matrices of its own: gate, up and down.
 pub(super) const APART: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.mlp.gate.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{}.mlp.experts.{}.gate_proj.weight", "model.layers.{}.mlp.experts.{}.up_proj.weight"],
+    layer!("mlp.router.weight", "mlp.gate.weight"),
+    layer!(
+        "mlp.experts.local_experts.{}.linear_fc1.weight",
+        "mlp.experts.{}.gate_proj.weight",
+        "mlp.experts.{}.up_proj.weight"
     )
     .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{}.mlp.experts.{}.down_proj.weight"],
-    ),
+    layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "mlp.experts.{}.down_proj.weight"),
 ];
 
 /// Names of a mixture with all experts of a layer in two tensors.
 pub(super) const STACKED: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.mlp.gate.weight"]).stacked(),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{}.mlp.experts.gate_up_proj"],
-    )
-    .stacked(),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{}.mlp.experts.down_proj"],
-    )
-    .stacked(),
+    layer!("mlp.router.weight", "mlp.gate.weight").stacked(),
+    layer!("mlp.experts.local_experts.{}.linear_fc1.weight", "mlp.experts.gate_up_proj").stacked(),
+    layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "mlp.experts.down_proj").stacked(),
 ];

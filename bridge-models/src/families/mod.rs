@@ -67,6 +67,7 @@ mod pairs;
 mod phi;
 mod phi3;
 mod phimoe;
+mod prelude;
 mod qwen2;
 mod qwen2_moe;
 mod qwen3;

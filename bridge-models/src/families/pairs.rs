@@ -1,15 +1,8 @@
 //! Layers of a mixer and a feed-forward block, each with its norm: in a decoder whose layers have
 //! one block each, two of its layers.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, PositionEmbedding};
 use crate::families::mamba2::config::{TIME_STEP_LIMIT, mamba, silu};
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 const NUM_LAYERS: &str = "num_hidden_layers";
 
@@ -208,62 +201,50 @@ pub(super) fn write_head_size(config: &DecoderConfig, settings: &mut Map<String,
 
 /// The mixers, the blocks of Mamba-2 and of the first Mamba and attention, with their norms.
 pub(super) const MIXER_WEIGHTS: &[WeightRule] = &[
-    rule("decoder.layers.{}.norm.weight", &["model.layers.{/2}.input_layernorm.weight"]),
-    rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{/2}.input_layernorm.weight"]),
-    rule("decoder.layers.{}.mixer.in_proj.weight", &["model.layers.{/2}.mamba.in_proj.weight"]),
-    rule("decoder.layers.{}.mixer.in_proj.bias", &["model.layers.{/2}.mamba.in_proj.bias"]),
-    rule("decoder.layers.{}.mixer.conv1d.weight", &["model.layers.{/2}.mamba.conv1d.weight"])
-        .fused(Fusion::Convolution),
-    rule("decoder.layers.{}.mixer.conv1d.bias", &["model.layers.{/2}.mamba.conv1d.bias"]),
-    rule("decoder.layers.{}.mixer.A_log", &["model.layers.{/2}.mamba.A_log"]),
-    rule("decoder.layers.{}.mixer.D", &["model.layers.{/2}.mamba.D"]),
-    rule("decoder.layers.{}.mixer.dt_bias", &["model.layers.{/2}.mamba.dt_bias"])
-        .only(|config| config.has_block(HybridBlock::Mamba)),
-    rule("decoder.layers.{}.mixer.norm.weight", &["model.layers.{/2}.mamba.norm.weight"]),
-    rule("decoder.layers.{}.mixer.out_proj.weight", &["model.layers.{/2}.mamba.out_proj.weight"]),
-    rule("decoder.layers.{}.mixer.out_proj.bias", &["model.layers.{/2}.mamba.out_proj.bias"]),
-    rule("decoder.layers.{}.mixer.x_proj.weight", &["model.layers.{/2}.mamba.x_proj.weight"]),
-    rule("decoder.layers.{}.mixer.dt_layernorm.weight", &["model.layers.{/2}.mamba.dt_layernorm.weight"]),
-    rule("decoder.layers.{}.mixer.b_layernorm.weight", &["model.layers.{/2}.mamba.b_layernorm.weight"]),
-    rule("decoder.layers.{}.mixer.c_layernorm.weight", &["model.layers.{/2}.mamba.c_layernorm.weight"]),
-    rule("decoder.layers.{}.mixer.dt_proj.weight", &["model.layers.{/2}.mamba.dt_proj.weight"]),
-    rule("decoder.layers.{}.mixer.dt_bias", &["model.layers.{/2}.mamba.dt_proj.bias"]),
-    rule(
-        "decoder.layers.{}.self_attention.linear_qkv.weight",
-        &[
-            "model.layers.{/2}.self_attn.q_proj.weight",
-            "model.layers.{/2}.self_attn.k_proj.weight",
-            "model.layers.{/2}.self_attn.v_proj.weight",
-        ],
+    half_layer!("norm.weight", "input_layernorm.weight"),
+    half_layer!("input_layernorm.weight", "input_layernorm.weight"),
+    half_layer!("mixer.in_proj.weight", "mamba.in_proj.weight"),
+    half_layer!("mixer.in_proj.bias", "mamba.in_proj.bias"),
+    half_layer!("mixer.conv1d.weight", "mamba.conv1d.weight").fused(Fusion::Convolution),
+    half_layer!("mixer.conv1d.bias", "mamba.conv1d.bias"),
+    half_layer!("mixer.A_log", "mamba.A_log"),
+    half_layer!("mixer.D", "mamba.D"),
+    half_layer!("mixer.dt_bias", "mamba.dt_bias").only(|config| config.has_block(HybridBlock::Mamba)),
+    half_layer!("mixer.norm.weight", "mamba.norm.weight"),
+    half_layer!("mixer.out_proj.weight", "mamba.out_proj.weight"),
+    half_layer!("mixer.out_proj.bias", "mamba.out_proj.bias"),
+    half_layer!("mixer.x_proj.weight", "mamba.x_proj.weight"),
+    half_layer!("mixer.dt_layernorm.weight", "mamba.dt_layernorm.weight"),
+    half_layer!("mixer.b_layernorm.weight", "mamba.b_layernorm.weight"),
+    half_layer!("mixer.c_layernorm.weight", "mamba.c_layernorm.weight"),
+    half_layer!("mixer.dt_proj.weight", "mamba.dt_proj.weight"),
+    half_layer!("mixer.dt_bias", "mamba.dt_proj.bias"),
+    half_layer!(
+        "self_attention.linear_qkv.weight",
+        "self_attn.q_proj.weight",
+        "self_attn.k_proj.weight",
+        "self_attn.v_proj.weight"
     )
     .fused(Fusion::Qkv),
-    rule(
-        "decoder.layers.{}.self_attention.linear_qkv.bias",
-        &[
-            "model.layers.{/2}.self_attn.q_proj.bias",
-            "model.layers.{/2}.self_attn.k_proj.bias",
-            "model.layers.{/2}.self_attn.v_proj.bias",
-        ],
+    half_layer!(
+        "self_attention.linear_qkv.bias",
+        "self_attn.q_proj.bias",
+        "self_attn.k_proj.bias",
+        "self_attn.v_proj.bias"
     )
     .fused(Fusion::Qkv),
-    rule("decoder.layers.{}.self_attention.linear_proj.weight", &["model.layers.{/2}.self_attn.o_proj.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_proj.bias", &["model.layers.{/2}.self_attn.o_proj.bias"]),
+    half_layer!("self_attention.linear_proj.weight", "self_attn.o_proj.weight"),
+    half_layer!("self_attention.linear_proj.bias", "self_attn.o_proj.bias"),
 ];
 
 /// The feed-forward block with its norm, and the norm at the end.
 pub(super) const FEED_FORWARD_WEIGHTS: &[WeightRule] = &[
-    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["model.layers.{/2}.pre_ff_layernorm.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc1.weight",
-        &["model.layers.{/2}.feed_forward.gate_proj.weight", "model.layers.{/2}.feed_forward.up_proj.weight"],
-    )
-    .fused(Fusion::GateUp),
-    rule("decoder.layers.{}.mlp.linear_fc2.weight", &["model.layers.{/2}.feed_forward.down_proj.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc1.bias",
-        &["model.layers.{/2}.feed_forward.gate_proj.bias", "model.layers.{/2}.feed_forward.up_proj.bias"],
-    )
-    .fused(Fusion::GateUp),
-    rule("decoder.layers.{}.mlp.linear_fc2.bias", &["model.layers.{/2}.feed_forward.down_proj.bias"]),
+    half_layer!("pre_mlp_layernorm.weight", "pre_ff_layernorm.weight"),
+    half_layer!("mlp.linear_fc1.weight", "feed_forward.gate_proj.weight", "feed_forward.up_proj.weight")
+        .fused(Fusion::GateUp),
+    half_layer!("mlp.linear_fc2.weight", "feed_forward.down_proj.weight"),
+    half_layer!("mlp.linear_fc1.bias", "feed_forward.gate_proj.bias", "feed_forward.up_proj.bias")
+        .fused(Fusion::GateUp),
+    half_layer!("mlp.linear_fc2.bias", "feed_forward.down_proj.bias"),
     rule("decoder.final_layernorm.weight", &["model.final_layernorm.weight"]),
 ];

@@ -1,16 +1,7 @@
 //! Settings of AFMoE; absent ones have the values of `AfmoeConfig`.
 
-use bridge_core::config::{NormPlacement, OutputGateForm};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{experts, read_factor, read_shared, sigmoid_router, write_factor, write_shared};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::mixture::{read_factor, read_shared, sigmoid_router, write_factor, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `AfmoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "afmoe",
     architecture: "AfmoeForCausalLM",

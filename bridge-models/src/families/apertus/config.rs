@@ -1,13 +1,7 @@
 //! Settings of Apertus; absent ones have the values of `ApertusConfig`.
 
-use serde_json::json;
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, HEAD_SIZE, ROWS_BESIDE_ACTIVATION, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::llama::config::ROWS_BESIDE_ACTIVATION;
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { theta: 12_000_000.0, ..RopeForm::USUAL };
 

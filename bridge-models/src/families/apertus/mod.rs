@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, qwen3};
 use crate::huggingface::Family;
 
-/// `ApertusForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "apertus",
     architecture: "ApertusForCausalLM",

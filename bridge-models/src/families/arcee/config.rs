@@ -1,9 +1,6 @@
 //! Settings of Arcee; absent ones have the values of `ArceeConfig`.
 
-use bridge_core::config::{Activation, Normalization};
-
-use crate::families::llama::config::{ATTENTION_BIAS, HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),

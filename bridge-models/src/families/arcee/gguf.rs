@@ -2,8 +2,8 @@
 
 use crate::families::llama::gguf::{PAIRED, SETTINGS};
 use crate::families::nemotron::gguf::PLAIN;
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ENDS, NORMS};
-use crate::huggingface::gguf::{GgufFamily, GgufWindows};
 
 /// llama.cpp has biases in attention at most.
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {

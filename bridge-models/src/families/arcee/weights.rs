@@ -1,8 +1,6 @@
 //! Names of a feed-forward block without a gate.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
-pub(crate) const UP: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.linear_fc1.weight", &["model.layers.{}.mlp.up_proj.weight"]),
-    rule("decoder.layers.{}.mlp.linear_fc1.bias", &["model.layers.{}.mlp.up_proj.bias"]),
-];
+pub(crate) const UP: &[WeightRule] =
+    &[layer!("mlp.linear_fc1.weight", "mlp.up_proj.weight"), layer!("mlp.linear_fc1.bias", "mlp.up_proj.bias")];

@@ -1,18 +1,10 @@
 //! Settings of Bailing Hybrid; absent ones have the values of `BailingHybridConfig`.
 
-use bridge_core::config::OutputGateForm;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
 use crate::families::deepseek_v3::config::{OWN_KEYS, read_latent_rope};
 use crate::families::kimi_linear::config::{LATENT, read_router, set_kimi_heads, write_router};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{experts, read_first_dense, read_mlp_layer_types, write_mlp_layer_types};
+use crate::families::mixture::{read_first_dense, read_mlp_layer_types, write_mlp_layer_types};
+use crate::families::prelude::*;
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

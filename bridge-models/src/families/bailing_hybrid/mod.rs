@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, mixture};
 use crate::huggingface::Family;
 
-/// `BailingHybridForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "bailing_hybrid",
     architecture: "BailingHybridForCausalLM",

@@ -1,17 +1,8 @@
 //! Settings of Ling 2.0; absent ones have the values of its `BailingMoeV2Config`.
 
-use serde_json::json;
-
-use crate::decoder::DecoderConfig;
 use crate::families::deepseek_v3::config::PREDICTED_LAYERS;
-use crate::families::llama::config::{BLOCKS, SIZES};
-use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
-};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

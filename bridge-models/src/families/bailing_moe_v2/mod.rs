@@ -9,7 +9,6 @@ mod weights;
 use super::{deepseek_v3, llama, mixture, qwen3, sarvam_moe};
 use crate::huggingface::Family;
 
-/// `BailingMoeV2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "bailing_moe_v2",
     architecture: "BailingMoeV2ForCausalLM",

@@ -8,7 +8,6 @@ mod tests;
 use super::{llama, pairs};
 use crate::huggingface::Family;
 
-/// `BambaForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "bamba",
     architecture: "BambaForCausalLM",

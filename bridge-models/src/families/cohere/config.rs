@@ -1,12 +1,8 @@
 //! Settings of Cohere; absent ones have the values of `CohereConfig`.
 
-use bridge_core::config::QkNormScope;
-use serde_json::json;
-
 use crate::families::cohere2::config::LAYERS;
 use crate::families::ernie4_5::config::read_pairs;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::Setting;
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { theta: 500_000.0, ..RopeForm::USUAL };
 

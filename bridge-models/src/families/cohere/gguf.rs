@@ -3,8 +3,8 @@
 
 use crate::families::gemma::gguf::EMBEDDING;
 use crate::families::llama::gguf::{ROTATED, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

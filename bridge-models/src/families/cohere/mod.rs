@@ -10,7 +10,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `CohereForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "cohere",
     architecture: "CohereForCausalLM",

@@ -8,7 +8,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Cohere2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "cohere2",
     architecture: "Cohere2ForCausalLM",

@@ -1,15 +1,7 @@
 //! Settings of CWM; absent ones have the values of `CwmConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::{BLOCKS, SIZES};
+use crate::families::prelude::*;
 use crate::families::seed_oss::config::HEAD_SIZE_128;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
 
 const FORM: RopeForm = RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL };
 

@@ -1,15 +1,8 @@
 //! Settings of DBRX; absent ones have the values of `DbrxConfig` and of its two tables. Jitter of
 //! the router and the weight of its loss are of training, so that a recipe has them.
 
-use bridge_core::config::Normalization;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::{Fields, activation_called, activation_name};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::fields::{activation_called, activation_name};
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

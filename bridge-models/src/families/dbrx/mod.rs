@@ -8,7 +8,6 @@ mod weights;
 
 use crate::huggingface::Family;
 
-/// `DbrxForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "dbrx",
     architecture: "DbrxForCausalLM",

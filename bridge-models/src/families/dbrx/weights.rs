@@ -1,6 +1,6 @@
 //! Names of DBRX's parameters. The matrices of all experts of a layer are one below the other.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["transformer.wte.weight"]).fused(Fusion::Vocabulary),

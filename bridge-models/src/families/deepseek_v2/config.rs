@@ -1,20 +1,12 @@
 //! Settings of DeepSeek-V2; absent ones have the values of `DeepseekV2Config`.
 
-use bridge_core::config::RouterDType;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
 use crate::families::deepseek_v3::config::{
     HEADS, OWN_KEYS, SHARED, latent, read_latent_rope, read_query_rank, write_query_rank,
 };
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::mixture::{
-    FACTOR, experts, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
+    FACTOR, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
 };
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

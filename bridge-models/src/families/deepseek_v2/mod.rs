@@ -8,7 +8,6 @@ mod tests;
 use super::deepseek_v3;
 use crate::huggingface::Family;
 
-/// `DeepseekV2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v2",
     architecture: "DeepseekV2ForCausalLM",

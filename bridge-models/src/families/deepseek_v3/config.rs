@@ -1,16 +1,8 @@
 //! Settings of DeepSeek-V3; absent ones have the values of `DeepseekV3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LatentConfig, PositionEmbedding, RopeConfig, RopeScaling};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
-};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::decoder::LatentConfig;
+use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::prelude::*;
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

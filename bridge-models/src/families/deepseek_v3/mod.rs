@@ -11,7 +11,6 @@ use super::{llama, mixture};
 use crate::huggingface::Family;
 use crate::huggingface::weight_map::WeightRule;
 
-/// `DeepseekV3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v3",
     architecture: "DeepseekV3ForCausalLM",

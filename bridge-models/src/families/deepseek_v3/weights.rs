@@ -1,6 +1,6 @@
 //! Names of the parameters of latent attention and of layers of multi-token prediction.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 /// The model's embedding and output projection, of which layers of multi-token prediction have
 /// copies.
@@ -23,19 +23,13 @@ pub(crate) const PREDICTED_LAYERS: &[WeightRule] = &[
 ];
 
 pub(crate) const LATENT_ATTENTION: &[WeightRule] = &[
-    rule("decoder.layers.{}.self_attention.linear_q_proj.weight", &["model.layers.{}.self_attn.q_proj.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_q_down_proj.weight", &["model.layers.{}.self_attn.q_a_proj.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_q_down_proj.bias", &["model.layers.{}.self_attn.q_a_proj.bias"]),
-    rule("decoder.layers.{}.self_attention.q_layernorm.weight", &["model.layers.{}.self_attn.q_a_layernorm.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_q_up_proj.weight", &["model.layers.{}.self_attn.q_b_proj.weight"]),
-    rule(
-        "decoder.layers.{}.self_attention.linear_kv_down_proj.weight",
-        &["model.layers.{}.self_attn.kv_a_proj_with_mqa.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.self_attention.linear_kv_down_proj.bias",
-        &["model.layers.{}.self_attn.kv_a_proj_with_mqa.bias"],
-    ),
-    rule("decoder.layers.{}.self_attention.kv_layernorm.weight", &["model.layers.{}.self_attn.kv_a_layernorm.weight"]),
-    rule("decoder.layers.{}.self_attention.linear_kv_up_proj.weight", &["model.layers.{}.self_attn.kv_b_proj.weight"]),
+    layer!("self_attention.linear_q_proj.weight", "self_attn.q_proj.weight"),
+    layer!("self_attention.linear_q_down_proj.weight", "self_attn.q_a_proj.weight"),
+    layer!("self_attention.linear_q_down_proj.bias", "self_attn.q_a_proj.bias"),
+    layer!("self_attention.q_layernorm.weight", "self_attn.q_a_layernorm.weight"),
+    layer!("self_attention.linear_q_up_proj.weight", "self_attn.q_b_proj.weight"),
+    layer!("self_attention.linear_kv_down_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    layer!("self_attention.linear_kv_down_proj.bias", "self_attn.kv_a_proj_with_mqa.bias"),
+    layer!("self_attention.kv_layernorm.weight", "self_attn.kv_a_layernorm.weight"),
+    layer!("self_attention.linear_kv_up_proj.weight", "self_attn.kv_b_proj.weight"),
 ];

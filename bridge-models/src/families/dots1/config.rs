@@ -1,17 +1,8 @@
 //! Settings of dots.llm1; absent ones have the values of `Dots1Config`.
 
-use serde_json::{Map, Value};
-
-use crate::decoder::DecoderConfig;
 use crate::families::deepseek_v3::config::SHARED;
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
-};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size, size_or};
-use crate::huggingface::windows;
+use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod tests;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `Dots1ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "dots1",
     architecture: "Dots1ForCausalLM",

@@ -1,12 +1,7 @@
 //! Settings of ERNIE 4.5; absent ones have the values of `Ernie4_5Config`.
 
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::{BLOCKS, SIZES};
+use crate::families::prelude::*;
 use crate::families::seed_oss::config::HEAD_SIZE_128;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
 
 const FORM: RopeForm = RopeForm { theta: 500_000.0, ..RopeForm::USUAL };
 

@@ -1,8 +1,8 @@
 //! ERNIE 4.5 as llama.cpp has it, which rotates neighbouring pairs too. It has no biases.
 
 use crate::families::llama::gguf::SETTINGS;
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, ENDS, NORMS, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufWindows};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

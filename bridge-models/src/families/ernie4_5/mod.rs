@@ -9,7 +9,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Ernie4_5ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "ernie4_5",
     architecture: "Ernie4_5ForCausalLM",

@@ -1,15 +1,7 @@
 //! Settings of ERNIE 4.5 with experts; absent ones have the values of `Ernie4_5_MoeConfig`.
 
-use bridge_core::config::RouterDType;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern};
 use crate::families::ernie4_5::config::POSITIONS;
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, mixture, phi};
 use crate::huggingface::Family;
 
-/// `Ernie4_5_MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "ernie4_5_moe",
     architecture: "Ernie4_5_MoeForCausalLM",

@@ -1,15 +1,6 @@
 //! Settings of EXAONE 4; absent ones have the values of `Exaone4Config`.
 
-use bridge_core::config::NormPlacement;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

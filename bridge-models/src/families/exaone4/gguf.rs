@@ -2,8 +2,8 @@
 
 use crate::families::llama::gguf::SETTINGS;
 use crate::families::olmo2::gguf::NORMS;
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, ENDS, QK_NORMS, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufWindows};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -9,7 +9,6 @@ mod tests;
 use super::{llama, olmo2, qwen3};
 use crate::huggingface::Family;
 
-/// `Exaone4ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "exaone4",
     architecture: "Exaone4ForCausalLM",

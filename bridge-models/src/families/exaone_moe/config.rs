@@ -1,16 +1,9 @@
 //! Settings of K-EXAONE; absent ones have the values of `ExaoneMoeConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
 use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_mlp_layer_types, read_shared, write_mlp_layer_types, write_shared,
+    SigmoidRouter, read_first_dense, read_mlp_layer_types, read_shared, write_mlp_layer_types, write_shared,
 };
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -10,7 +10,6 @@ mod weights;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `ExaoneMoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "exaone_moe",
     architecture: "ExaoneMoeForCausalLM",

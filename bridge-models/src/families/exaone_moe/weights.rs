@@ -1,6 +1,5 @@
 //! Name of the bias in the choice of experts in files.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
-pub(super) const BIAS: &[WeightRule] =
-    &[rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.mlp.e_score_correction_bias"])];
+pub(super) const BIAS: &[WeightRule] = &[layer!("mlp.router.expert_bias", "mlp.e_score_correction_bias")];

@@ -1,14 +1,10 @@
 //! Settings of Falcon-H1; absent ones have the values of `FalconH1Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{BlockFactors, DecoderConfig, HybridBlock, HybridConfig};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
+use crate::decoder::BlockFactors;
 use crate::families::mamba2::config::mamba;
 use crate::families::pairs::{self, MAMBA_SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, as_said, size_or, usual_softmax_scale};
+use crate::families::prelude::*;
+use crate::huggingface::settings::{as_said, usual_softmax_scale};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

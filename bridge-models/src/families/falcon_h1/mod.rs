@@ -8,7 +8,6 @@ mod tests;
 use super::{llama, pairs};
 use crate::huggingface::Family;
 
-/// `FalconH1ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "falcon_h1",
     architecture: "FalconH1ForCausalLM",

@@ -1,13 +1,7 @@
 //! Settings of Gemma; absent ones have the values of `GemmaConfig`. Its successors share most rows.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{ATTENTION_BIAS, ROPE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::{Fields, activation, activation_name};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::fields::{activation, activation_name};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -2,8 +2,8 @@
 //! own are refused.
 
 use crate::families::llama::gguf::SETTINGS;
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -9,7 +9,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `GemmaForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma",
     architecture: "GemmaForCausalLM",

@@ -1,15 +1,8 @@
 //! Settings of Gemma 2; absent ones have the values of `Gemma2Config`. Gemma 3 shares most rows.
 
-use bridge_core::config::NormPlacement;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
 use crate::families::gemma;
-use crate::families::llama::config::{ROPE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, as_said, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
+use crate::huggingface::settings::as_said;
 
 pub(super) const SETTINGS: &[Setting] =
     &[Setting::Rows(CAPPED), Setting::Always(|c| c.residual.norms = NormPlacement::Sandwich)];

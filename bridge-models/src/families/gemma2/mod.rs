@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Gemma2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma2",
     architecture: "Gemma2ForCausalLM",

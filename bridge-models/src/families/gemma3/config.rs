@@ -1,12 +1,8 @@
 //! Settings of Gemma 3; absent ones have the values of `Gemma3TextConfig`.
 
-use bridge_core::config::NormPlacement;
-
 use crate::families::gemma2::config::{LAYERS, read_logits_cap, write_logits_cap};
-use crate::families::llama::config::SIZES;
-use crate::huggingface::rope::{self, ByLayerType, OriginalLength, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
+use crate::huggingface::rope::ByLayerType;
 
 const FORM: ByLayerType = ByLayerType {
     full: RopeForm { theta: 1_000_000.0, original_length: OriginalLength::InTable, ..RopeForm::USUAL },

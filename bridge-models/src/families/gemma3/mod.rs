@@ -8,7 +8,6 @@ mod tests;
 use super::{gemma2, llama, qwen3};
 use crate::huggingface::Family;
 
-/// `Gemma3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma3_text",
     architecture: "Gemma3ForCausalLM",

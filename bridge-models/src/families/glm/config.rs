@@ -1,9 +1,7 @@
 //! Settings of GLM; absent ones have the values of `GlmConfig`. GLM-4 shares all rows.
 
 use crate::families::ernie4_5::config::read_pairs;
-use crate::families::llama::config::{BLOCKS, SIZES};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
 

@@ -1,8 +1,8 @@
 //! GLM-4 as llama.cpp has it, which rotates neighbouring pairs too. Gate and up are one matrix.
 
 use crate::families::llama::gguf::{PARTLY_ROTATED, RMS_NORM, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, ENDS, NORMS};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

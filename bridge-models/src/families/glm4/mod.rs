@@ -10,7 +10,6 @@ mod weights;
 use super::{glm, llama};
 use crate::huggingface::Family;
 
-/// `Glm4ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4",
     architecture: "Glm4ForCausalLM",

@@ -1,11 +1,8 @@
 //! Names of the norms that GLM does not have.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const NORMS: &[WeightRule] = &[
-    rule(
-        "decoder.layers.{}.post_self_attention_layernorm.weight",
-        &["model.layers.{}.post_self_attn_layernorm.weight"],
-    ),
-    rule("decoder.layers.{}.post_mlp_layernorm.weight", &["model.layers.{}.post_mlp_layernorm.weight"]),
+    layer!("post_self_attention_layernorm.weight", "post_self_attn_layernorm.weight"),
+    layer!("post_mlp_layernorm.weight", "post_mlp_layernorm.weight"),
 ];

@@ -1,12 +1,8 @@
 //! Settings of GLM-4.5; absent ones have the values of `Glm4MoeConfig`.
 
 use crate::families::deepseek_v3::config::{PREDICTED_LAYERS, SHARED};
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
-use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
-};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod tests;
 use super::{deepseek_v3, llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `Glm4MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4_moe",
     architecture: "Glm4MoeForCausalLM",

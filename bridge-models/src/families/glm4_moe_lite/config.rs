@@ -1,15 +1,12 @@
 //! Settings of GLM-4.7-Flash; absent ones have the values of `Glm4MoeLiteConfig`.
 
-use serde_json::json;
-
 use crate::families::deepseek_v3::config::{
     HEADS, OWN_KEYS, PREDICTED_LAYERS, SHARED, latent, read_query_rank, read_rope, write_query_rank, write_rope,
 };
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::mixture::{
-    SigmoidRouter, experts, first_is_dense, read_mlp_layer_types, read_shared, write_mlp_layer_types, write_shared,
+    SigmoidRouter, first_is_dense, read_mlp_layer_types, read_shared, write_mlp_layer_types, write_shared,
 };
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

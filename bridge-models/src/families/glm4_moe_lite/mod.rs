@@ -8,7 +8,6 @@ mod tests;
 use super::deepseek_v3;
 use crate::huggingface::Family;
 
-/// `Glm4MoeLiteForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4_moe_lite",
     architecture: "Glm4MoeLiteForCausalLM",

@@ -1,10 +1,7 @@
 //! Settings of GPT-2; absent ones have the values of `GPT2Config`.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::json;
-
-use crate::decoder::PositionEmbedding;
-use crate::huggingface::settings::{Setting, size, size_or, usual_softmax_scale};
+use crate::families::prelude::*;
+use crate::huggingface::settings::usual_softmax_scale;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {

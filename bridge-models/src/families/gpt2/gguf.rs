@@ -1,6 +1,6 @@
 //! GPT-2 as llama.cpp has it: with a row an output, as other families.
 
-use crate::huggingface::gguf::{GgufFamily, GgufNumber, GgufWindows, Rearrangement};
+use crate::families::prelude::*;
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -6,7 +6,6 @@ mod weights;
 
 use crate::huggingface::Family;
 
-/// `GPT2LMHeadModel`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gpt2",
     architecture: "GPT2LMHeadModel",

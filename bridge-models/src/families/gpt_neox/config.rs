@@ -1,13 +1,6 @@
 //! Settings of GPT-NeoX; absent ones have the values of `GPTNeoXConfig`.
 
-use bridge_core::config::{Activation, BlockOrder, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

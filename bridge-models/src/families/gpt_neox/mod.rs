@@ -8,7 +8,6 @@ mod weights;
 
 use crate::huggingface::Family;
 
-/// `GPTNeoXForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gpt_neox",
     architecture: "GPTNeoXForCausalLM",

@@ -1,7 +1,7 @@
 //! Names of GPT-NeoX's parameters. Rows of queries, keys and values are ordered by head, as in
 //! Bridge.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["gpt_neox.embed_in.weight"]).fused(Fusion::Vocabulary),

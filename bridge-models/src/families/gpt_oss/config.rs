@@ -1,16 +1,6 @@
 //! Settings of GPT-OSS; absent ones have the values of `GptOssConfig`.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::SIZES;
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `GptOssForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gpt_oss",
     architecture: "GptOssForCausalLM",

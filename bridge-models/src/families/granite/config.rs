@@ -1,12 +1,7 @@
 //! Settings of Granite; absent ones have the values of `GraniteConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, as_said, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::settings::as_said;
 
 pub(super) const SETTINGS: &[Setting] =
     &[Setting::Rows(WITHOUT_MLP_BIAS), Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false)];

@@ -8,7 +8,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `GraniteForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "granite",
     architecture: "GraniteForCausalLM",

@@ -1,8 +1,7 @@
 //! Settings of Granite with experts; absent ones have the values of `GraniteMoeConfig`.
 
 use crate::families::granite::config::WITHOUT_MLP_BIAS;
-use crate::families::mixture::experts;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(WITHOUT_MLP_BIAS),

@@ -9,7 +9,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `GraniteMoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "granitemoe",
     architecture: "GraniteMoeForCausalLM",

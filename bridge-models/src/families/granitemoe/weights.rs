@@ -1,28 +1,16 @@
 //! Names of the router and of the experts, which are all in one tensor, in files and in the state
 //! of a module.
 
-use crate::huggingface::weight_map::{WeightRule, rule, stacked};
+use crate::families::prelude::*;
 
 pub(super) const ON_DISK: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.block_sparse_moe.router.layer.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{}.block_sparse_moe.input_linear.weight"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{}.block_sparse_moe.output_linear.weight"],
-    ),
+    layer!("mlp.router.weight", "block_sparse_moe.router.layer.weight"),
+    layer!("mlp.experts.local_experts.{}.linear_fc1.weight", "block_sparse_moe.input_linear.weight"),
+    layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "block_sparse_moe.output_linear.weight"),
 ];
 
 pub(super) const OF_MODULE: &[WeightRule] = &stacked([
-    rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.block_sparse_moe.router.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{}.block_sparse_moe.experts.gate_up_proj"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{}.block_sparse_moe.experts.down_proj"],
-    ),
+    layer!("mlp.router.weight", "block_sparse_moe.router.weight"),
+    layer!("mlp.experts.local_experts.{}.linear_fc1.weight", "block_sparse_moe.experts.gate_up_proj"),
+    layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "block_sparse_moe.experts.down_proj"),
 ]);

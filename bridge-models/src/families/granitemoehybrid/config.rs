@@ -1,16 +1,8 @@
 //! Settings of Granite 4; absent ones have the values of `GraniteMoeHybridConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, PositionEmbedding};
 use crate::families::granite::config::FACTORS;
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES_BESIDE_MLP};
-use crate::families::mixture::experts;
 use crate::families::pairs::{self, ATTENTION, MAMBA, MAMBA_BLOCK, MixerNames};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES_BESIDE_MLP),

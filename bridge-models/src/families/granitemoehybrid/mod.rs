@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, pairs};
 use crate::huggingface::Family;
 
-/// `GraniteMoeHybridForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "granitemoehybrid",
     architecture: "GraniteMoeHybridForCausalLM",

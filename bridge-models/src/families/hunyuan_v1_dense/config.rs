@@ -1,8 +1,6 @@
 //! Settings of dense Hunyuan models; absent ones have the values of `HunYuanDenseV1Config`.
 
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 /// `alpha` in a table of type `dynamic` is a growth of the base.
 const FORM: RopeForm = RopeForm { ntk_alpha: true, ..RopeForm::USUAL };

@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `HunYuanDenseV1ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "hunyuan_v1_dense",
     architecture: "HunYuanDenseV1ForCausalLM",

@@ -1,8 +1,8 @@
 //! Names of the norms of queries and keys.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(crate) const QK_NORMS: &[WeightRule] = &[
-    rule("decoder.layers.{}.self_attention.q_layernorm.weight", &["model.layers.{}.self_attn.query_layernorm.weight"]),
-    rule("decoder.layers.{}.self_attention.k_layernorm.weight", &["model.layers.{}.self_attn.key_layernorm.weight"]),
+    layer!("self_attention.q_layernorm.weight", "self_attn.query_layernorm.weight"),
+    layer!("self_attention.k_layernorm.weight", "self_attn.key_layernorm.weight"),
 ];

@@ -1,14 +1,7 @@
 //! Settings of Hunyuan models with experts; absent ones have the values of `HunYuanMoEV1Config`.
 
-use bridge_core::config::RouterDType;
-use serde_json::{Value, json};
-
-use crate::decoder::DecoderConfig;
 use crate::families::hunyuan_v1_dense;
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(hunyuan_v1_dense::config::SETTINGS),

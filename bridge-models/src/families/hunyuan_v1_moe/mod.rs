@@ -9,7 +9,6 @@ mod weights;
 use super::{hunyuan_v1_dense, llama, mixture};
 use crate::huggingface::Family;
 
-/// `HunYuanMoEV1ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "hunyuan_v1_moe",
     architecture: "HunYuanMoEV1ForCausalLM",

@@ -1,19 +1,13 @@
 //! Names of the router and of the shared expert.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const OWN: &[WeightRule] = &[
     ROUTER,
     ROUTER.stacked(),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc1.weight",
-        &["model.layers.{}.mlp.shared_mlp.gate_proj.weight", "model.layers.{}.mlp.shared_mlp.up_proj.weight"],
-    )
-    .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.shared_experts.linear_fc2.weight",
-        &["model.layers.{}.mlp.shared_mlp.down_proj.weight"],
-    ),
+    layer!("mlp.shared_experts.linear_fc1.weight", "mlp.shared_mlp.gate_proj.weight", "mlp.shared_mlp.up_proj.weight")
+        .fused(Fusion::GateUp),
+    layer!("mlp.shared_experts.linear_fc2.weight", "mlp.shared_mlp.down_proj.weight"),
 ];
 
-const ROUTER: WeightRule = rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{}.mlp.gate.wg.weight"]);
+const ROUTER: WeightRule = layer!("mlp.router.weight", "mlp.gate.wg.weight");

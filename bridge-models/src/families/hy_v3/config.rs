@@ -1,12 +1,10 @@
 //! Settings of Hunyuan 3; absent ones have the values of `HYV3Config`.
 
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::mixture::{
-    experts, first_is_dense, read_factor, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
+    first_is_dense, read_factor, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
     write_mlp_layer_types, write_shared,
 };
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

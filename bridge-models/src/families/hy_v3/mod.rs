@@ -10,7 +10,6 @@ mod weights;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `HYV3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "hy_v3",
     architecture: "HYV3ForCausalLM",

@@ -1,15 +1,8 @@
 //! Settings of Jamba; absent ones have the values of `JambaConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, PositionEmbedding};
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
 use crate::families::mamba2::config::mamba;
-use crate::families::mixture::experts;
 use crate::families::pairs::{self, MAMBA_CONVOLUTION, Period, expanded, write_expanded};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

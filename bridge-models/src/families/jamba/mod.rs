@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, pairs};
 use crate::huggingface::Family;
 
-/// `JambaForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "jamba",
     architecture: "JambaForCausalLM",

@@ -1,30 +1,19 @@
 //! Names of the router and of the experts.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
+use crate::families::prelude::*;
 
 pub(super) const APART: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.router.weight", &["model.layers.{/2}.feed_forward.router.weight"]),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &[
-            "model.layers.{/2}.feed_forward.experts.{}.gate_proj.weight",
-            "model.layers.{/2}.feed_forward.experts.{}.up_proj.weight",
-        ],
+    half_layer!("mlp.router.weight", "feed_forward.router.weight"),
+    half_layer!(
+        "mlp.experts.local_experts.{}.linear_fc1.weight",
+        "feed_forward.experts.{}.gate_proj.weight",
+        "feed_forward.experts.{}.up_proj.weight"
     )
     .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{/2}.feed_forward.experts.{}.down_proj.weight"],
-    ),
+    half_layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "feed_forward.experts.{}.down_proj.weight"),
 ];
 
 pub(super) const STACKED: &[WeightRule] = &stacked([
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{/2}.feed_forward.experts.gate_up_proj"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{/2}.feed_forward.experts.down_proj"],
-    ),
+    half_layer!("mlp.experts.local_experts.{}.linear_fc1.weight", "feed_forward.experts.gate_up_proj"),
+    half_layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "feed_forward.experts.down_proj"),
 ]);

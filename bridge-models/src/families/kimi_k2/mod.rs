@@ -6,7 +6,6 @@ mod tests;
 use super::deepseek_v3;
 use crate::huggingface::Family;
 
-/// `KimiK2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "kimi_k2",
     architecture: "KimiK2ForCausalLM",

@@ -1,19 +1,14 @@
 //! Settings of Kimi Linear; absent ones have the values of `KimiLinearConfig`.
 
 use bridge_core::config::AttentionVariant;
-use serde_json::{Map, Value, json};
 
-use crate::decoder::{DecoderConfig, LayerPattern};
 use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, latent, write_query_rank};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::mixture::{
-    FACTOR, experts, read_factor, read_first_dense, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
+    FACTOR, read_factor, read_first_dense, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
     write_mlp_layer_types, write_shared,
 };
+use crate::families::prelude::*;
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::{deepseek_v3, llama, mixtral, mixture};
 use crate::huggingface::Family;
 
-/// `KimiLinearForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "kimi_linear",
     architecture: "KimiLinearForCausalLM",

@@ -1,15 +1,8 @@
 //! Settings of LFM2; absent ones have the values of `Lfm2Config`.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, ShortConvConfig};
-use crate::families::llama::config::{HEAD_SIZE, SIZES_BESIDE_MLP};
+use crate::decoder::ShortConvConfig;
 use crate::families::pairs::{self, ATTENTION, MixerNames, SHORT_CONV};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES_AND_POSITIONS),

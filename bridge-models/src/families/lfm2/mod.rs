@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Lfm2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "lfm2",
     architecture: "Lfm2ForCausalLM",

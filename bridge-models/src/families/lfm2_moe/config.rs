@@ -1,15 +1,8 @@
 //! Settings of LFM2 with experts; absent ones have the values of `Lfm2MoeConfig`.
 
-use bridge_core::config::RouterScoreFunction;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock};
 use crate::families::lfm2::config::{BLOCKS, MIXERS, SIZES_AND_POSITIONS};
-use crate::families::mixture::experts;
 use crate::families::pairs;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES_AND_POSITIONS),

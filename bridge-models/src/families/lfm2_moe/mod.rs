@@ -8,7 +8,6 @@ mod weights;
 use super::{lfm2, llama};
 use crate::huggingface::Family;
 
-/// `Lfm2MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "lfm2_moe",
     architecture: "Lfm2MoeForCausalLM",

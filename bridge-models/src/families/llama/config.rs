@@ -1,10 +1,8 @@
 //! Settings of Llama; absent ones have the values of `LlamaConfig`. Families that descend from it
 //! share most rows.
 
-use bridge_core::config::{Activation, Normalization};
-
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_heads, size, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::settings::groups_divide_heads;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -1,7 +1,7 @@
 //! Llama as llama.cpp has it. Families that descend from it share most rows.
 
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ENDS, NORMS, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -7,7 +7,6 @@ pub(super) mod weights;
 
 use crate::huggingface::Family;
 
-/// `LlamaForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "llama",
     architecture: "LlamaForCausalLM",

@@ -1,14 +1,9 @@
 //! Settings of Mamba-2; absent ones have the values of `Mamba2Config`. Hybrids share the rows of
 //! the state space block.
 
-use bridge_core::config::Normalization;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, MambaConfig};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
+use crate::decoder::MambaConfig;
+use crate::families::prelude::*;
 use crate::huggingface::json::{from_number, number};
-use crate::huggingface::settings::{Setting, size, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

@@ -7,7 +7,6 @@ pub(super) mod weights;
 
 use crate::huggingface::Family;
 
-/// `Mamba2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "mamba2",
     architecture: "Mamba2ForCausalLM",

@@ -1,16 +1,10 @@
 //! Settings of MiniCPM3; absent ones have the values of `MiniCPM3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
 use crate::families::deepseek_v3::config::{
     HEADS, OWN_KEYS, latent, read_latent_rope, read_query_rank, write_query_rank,
 };
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, as_said, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::settings::as_said;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

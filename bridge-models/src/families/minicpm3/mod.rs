@@ -8,7 +8,6 @@ mod tests;
 use super::{deepseek_v3, llama};
 use crate::huggingface::Family;
 
-/// `MiniCPM3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "minicpm3",
     architecture: "MiniCPM3ForCausalLM",

@@ -1,15 +1,7 @@
 //! Settings of MiniMax-M2; absent ones have the values of `MiniMaxM2Config`.
 
-use bridge_core::config::QkNormScope;
-use serde_json::{Value, json};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{BLOCKS, SIZES};
-use crate::families::mixture::{experts, sigmoid_router};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::sigmoid_router;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -10,7 +10,6 @@ mod weights;
 use super::{llama, mixtral, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `MiniMaxM2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "minimax_m2",
     architecture: "MiniMaxM2ForCausalLM",

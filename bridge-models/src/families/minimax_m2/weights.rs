@@ -1,8 +1,8 @@
 //! Names of the bias in the choice of experts, in files and in the state of a module.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const BIAS: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.block_sparse_moe.e_score_correction_bias"]),
-    rule("decoder.layers.{}.mlp.router.expert_bias", &["model.layers.{}.mlp.e_score_correction_bias"]).stacked(),
+    layer!("mlp.router.expert_bias", "block_sparse_moe.e_score_correction_bias"),
+    layer!("mlp.router.expert_bias", "mlp.e_score_correction_bias").stacked(),
 ];

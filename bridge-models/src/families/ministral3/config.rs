@@ -1,14 +1,8 @@
 //! Settings of Ministral 3; absent ones have the values of `Ministral3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding, QueryScaleConfig, RopeConfig, RopeScaling};
-use crate::families::llama::config::{BLOCKS, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, ORIGINAL_LENGTH, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::decoder::QueryScaleConfig;
+use crate::families::prelude::*;
+use crate::huggingface::rope::ORIGINAL_LENGTH;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

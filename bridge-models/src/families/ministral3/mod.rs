@@ -7,7 +7,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Ministral3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "ministral3",
     architecture: "Ministral3ForCausalLM",

@@ -1,14 +1,7 @@
 //! Settings of Mistral; absent ones have the values of `MistralConfig`. A folder with `layer_types`
 //! is a `ministral` for transformers, and so it is here.
 
-use serde_json::{Map, Value};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] =
     &[Setting::Rows(LAYERS), Setting::Keys { read: read_window, write: write_window }];

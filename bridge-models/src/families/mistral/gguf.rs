@@ -1,7 +1,7 @@
 //! Mistral in GGUF: llama.cpp stores and reads it as a Llama. A window cannot be stored.
 
 use crate::families::llama::gguf::{SETTINGS, TENSORS};
-use crate::huggingface::gguf::{GgufFamily, GgufWindows};
+use crate::families::prelude::*;
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

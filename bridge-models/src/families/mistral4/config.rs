@@ -1,19 +1,11 @@
 //! Settings of Mistral 4; absent ones have the values of `Mistral4Config`.
 
-use bridge_core::config::RouterDType;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
 use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, SHARED, latent, read_query_rank, write_query_rank};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
 use crate::families::ministral3::config::{read_query_scale, write_positions};
 use crate::families::mixture::{
-    FACTOR, experts, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
+    FACTOR, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
 };
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -8,7 +8,6 @@ mod tests;
 use super::{deepseek_v3, llama, mixture};
 use crate::huggingface::Family;
 
-/// `Mistral4ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "mistral4",
     architecture: "Mistral4ForCausalLM",

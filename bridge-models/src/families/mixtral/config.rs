@@ -1,12 +1,6 @@
 //! Settings of Mixtral; absent ones have the values of `MixtralConfig`.
 
-use serde_json::json;
-
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
-use crate::families::mixture::experts;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

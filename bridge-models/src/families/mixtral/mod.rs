@@ -8,7 +8,6 @@ pub(super) mod weights;
 use super::{llama, mixture};
 use crate::huggingface::Family;
 
-/// `MixtralForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",

@@ -1,12 +1,7 @@
 //! Settings of nanochat; absent ones have the values of `NanoChatConfig`.
 
-use crate::decoder::{DecoderConfig, PositionEmbedding};
 use crate::families::gemma2::config::{read_logits_cap, write_logits_cap};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `NanoChatForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "nanochat",
     architecture: "NanoChatForCausalLM",

@@ -1,8 +1,6 @@
 //! Names of the feed-forward block.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
-pub(super) const OWN: &[WeightRule] = &[
-    rule("decoder.layers.{}.mlp.linear_fc1.weight", &["model.layers.{}.mlp.fc1.weight"]),
-    rule("decoder.layers.{}.mlp.linear_fc2.weight", &["model.layers.{}.mlp.fc2.weight"]),
-];
+pub(super) const OWN: &[WeightRule] =
+    &[layer!("mlp.linear_fc1.weight", "mlp.fc1.weight"), layer!("mlp.linear_fc2.weight", "mlp.fc2.weight")];

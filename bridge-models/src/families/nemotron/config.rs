@@ -1,10 +1,7 @@
 //! Settings of Nemotron; absent ones have the values of `NemotronConfig`.
 
-use bridge_core::config::Normalization;
-
 use crate::families::arcee::config::LAYERS;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::Setting;
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
 

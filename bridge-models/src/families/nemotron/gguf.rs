@@ -2,9 +2,9 @@
 
 use crate::families::gemma;
 use crate::families::llama::gguf::{PARTLY_ROTATED, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::ATTENTION;
 use crate::families::starcoder2::gguf::NORM_BIASES;
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -9,7 +9,6 @@ mod tests;
 use super::{arcee, llama, starcoder2};
 use crate::huggingface::Family;
 
-/// `NemotronForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "nemotron",
     architecture: "NemotronForCausalLM",

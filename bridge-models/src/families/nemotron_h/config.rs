@@ -1,14 +1,9 @@
 //! Settings of Nemotron-H; absent ones have the values of `NemotronHConfig`.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, LayerPattern, PositionEmbedding};
 use crate::families::mamba2::config::{BLOCK, mamba, silu};
-use crate::families::mixture::{SigmoidRouter, experts};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, groups_divide_heads, size, size_or};
+use crate::families::mixture::SigmoidRouter;
+use crate::families::prelude::*;
+use crate::huggingface::settings::groups_divide_heads;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| {

@@ -8,7 +8,6 @@ mod weights;
 
 use crate::huggingface::Family;
 
-/// `NemotronHForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "nemotron_h",
     architecture: "NemotronHForCausalLM",

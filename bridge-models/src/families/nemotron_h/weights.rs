@@ -2,7 +2,7 @@
 //! Folders on disk call the model `backbone` and have the experts of a layer apart; the state of a
 //! module calls it `model` and has them in one tensor.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
+use crate::families::prelude::*;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["backbone.embeddings.weight"]).fused(Fusion::Vocabulary),
@@ -74,12 +74,6 @@ pub(super) const APART: &[WeightRule] = &[
 ];
 
 pub(super) const STACKED: &[WeightRule] = &stacked([
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc1.weight",
-        &["model.layers.{}.mixer.experts.up_proj"],
-    ),
-    rule(
-        "decoder.layers.{}.mlp.experts.local_experts.{}.linear_fc2.weight",
-        &["model.layers.{}.mixer.experts.down_proj"],
-    ),
+    layer!("mlp.experts.local_experts.{}.linear_fc1.weight", "mixer.experts.up_proj"),
+    layer!("mlp.experts.local_experts.{}.linear_fc2.weight", "mixer.experts.down_proj"),
 ]);

@@ -1,9 +1,6 @@
 //! Settings of OLMo; absent ones have the values of `OlmoConfig`.
 
-use bridge_core::config::Normalization;
-
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

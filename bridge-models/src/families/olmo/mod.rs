@@ -7,7 +7,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `OlmoForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo",
     architecture: "OlmoForCausalLM",

@@ -1,12 +1,6 @@
 //! Settings of OLMo 2; absent ones have the values of `Olmo2Config`.
 
-use bridge_core::config::{NormPlacement, QkNormScope};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),

@@ -1,8 +1,8 @@
 //! OLMo 2 as llama.cpp has it. A file with a window is an OLMo 3, which is not read.
 
 use crate::families::llama::gguf::SETTINGS;
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, ENDS, QK_NORMS, UNIT};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -10,7 +10,6 @@ pub(super) mod weights;
 use super::{llama, qwen3};
 use crate::huggingface::Family;
 
-/// `Olmo2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo2",
     architecture: "Olmo2ForCausalLM",

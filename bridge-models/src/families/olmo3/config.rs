@@ -1,9 +1,8 @@
 //! Settings of OLMo 3; absent ones have the values of `Olmo3Config`.
 
 use crate::families::olmo2::config::LAYERS;
-use crate::huggingface::rope::{self, ByLayerType, OriginalLength, RopeForm};
-use crate::huggingface::settings::Setting;
-use crate::huggingface::windows;
+use crate::families::prelude::*;
+use crate::huggingface::rope::ByLayerType;
 
 const THETA: f64 = 500_000.0;
 

@@ -8,7 +8,6 @@ mod tests;
 use super::{llama, olmo2, qwen3};
 use crate::huggingface::Family;
 
-/// `Olmo3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo3",
     architecture: "Olmo3ForCausalLM",

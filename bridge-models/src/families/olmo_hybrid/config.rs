@@ -1,15 +1,7 @@
 //! Settings of OLMo Hybrid; absent ones have the values of `OlmoHybridConfig`.
 
-use bridge_core::config::{NormPlacement, QkNormScope};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, olmo2, qwen3};
 use crate::huggingface::Family;
 
-/// `OlmoHybridForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "olmo_hybrid",
     architecture: "OlmoHybridForCausalLM",

@@ -1,20 +1,19 @@
 //! Names of linear attention's parameters, and of the norms of its layers.
 
-use crate::huggingface::weight_map::{Fusion, LinearRows, WeightRule, rule};
+use crate::families::prelude::*;
+use crate::huggingface::weight_map::LinearRows;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
-    rule("decoder.layers.{}.input_layernorm.weight", &["model.layers.{}.attention_layer_norm.weight"]),
-    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["model.layers.{}.feedforward_layer_norm.weight"]),
-    rule(
-        "decoder.layers.{}.self_attention.in_proj.weight",
-        &[
-            "model.layers.{}.linear_attn.q_proj.weight",
-            "model.layers.{}.linear_attn.k_proj.weight",
-            "model.layers.{}.linear_attn.v_proj.weight",
-            "model.layers.{}.linear_attn.g_proj.weight",
-            "model.layers.{}.linear_attn.b_proj.weight",
-            "model.layers.{}.linear_attn.a_proj.weight",
-        ],
+    layer!("input_layernorm.weight", "attention_layer_norm.weight"),
+    layer!("pre_mlp_layernorm.weight", "feedforward_layer_norm.weight"),
+    layer!(
+        "self_attention.in_proj.weight",
+        "linear_attn.q_proj.weight",
+        "linear_attn.k_proj.weight",
+        "linear_attn.v_proj.weight",
+        "linear_attn.g_proj.weight",
+        "linear_attn.b_proj.weight",
+        "linear_attn.a_proj.weight"
     )
     .fused(Fusion::Linear(&[
         LinearRows::Keys,
@@ -24,20 +23,16 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
         LinearRows::Heads,
         LinearRows::Decays,
     ])),
-    rule(
-        "decoder.layers.{}.self_attention.conv1d.weight",
-        &[
-            "model.layers.{}.linear_attn.q_conv1d.weight",
-            "model.layers.{}.linear_attn.k_conv1d.weight",
-            "model.layers.{}.linear_attn.v_conv1d.weight",
-        ],
+    layer!(
+        "self_attention.conv1d.weight",
+        "linear_attn.q_conv1d.weight",
+        "linear_attn.k_conv1d.weight",
+        "linear_attn.v_conv1d.weight"
     )
     .fused(Fusion::LinearConvolution(&[LinearRows::Keys, LinearRows::Keys, LinearRows::Values])),
-    rule("decoder.layers.{}.self_attention.conv1d.weight", &["model.layers.{}.linear_attn.conv1d.weight"])
-        .fused(Fusion::Convolution)
-        .stacked(),
-    rule("decoder.layers.{}.self_attention.A_log", &["model.layers.{}.linear_attn.A_log"]),
-    rule("decoder.layers.{}.self_attention.dt_bias", &["model.layers.{}.linear_attn.dt_bias"]),
-    rule("decoder.layers.{}.self_attention.out_norm.weight", &["model.layers.{}.linear_attn.o_norm.weight"]),
-    rule("decoder.layers.{}.self_attention.out_proj.weight", &["model.layers.{}.linear_attn.o_proj.weight"]),
+    layer!("self_attention.conv1d.weight", "linear_attn.conv1d.weight").fused(Fusion::Convolution).stacked(),
+    layer!("self_attention.A_log", "linear_attn.A_log"),
+    layer!("self_attention.dt_bias", "linear_attn.dt_bias"),
+    layer!("self_attention.out_norm.weight", "linear_attn.o_norm.weight"),
+    layer!("self_attention.out_proj.weight", "linear_attn.o_proj.weight"),
 ];

@@ -1,11 +1,8 @@
 //! Settings of OLMoE; absent ones have the values of `OlmoeConfig`.
 
-use bridge_core::config::QkNormScope;
-
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::families::mixture::{NORM_TOPK_PROB, experts};
+use crate::families::mixture::NORM_TOPK_PROB;
 use crate::families::olmo::config::CLIP_QKV;
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

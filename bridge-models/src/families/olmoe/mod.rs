@@ -8,7 +8,6 @@ mod tests;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `OlmoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "olmoe",
     architecture: "OlmoeForCausalLM",

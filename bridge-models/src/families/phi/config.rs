@@ -1,10 +1,6 @@
 //! Settings of Phi; absent ones have the values of `PhiConfig`.
 
-use bridge_core::config::{BlockOrder, Normalization};
-
-use crate::families::llama::config::{HEAD_SIZE, SIZES};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
 

@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `PhiForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "phi",
     architecture: "PhiForCausalLM",

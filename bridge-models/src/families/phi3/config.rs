@@ -1,14 +1,6 @@
 //! Settings of Phi-3; absent ones have the values of `Phi3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling};
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, OriginalLength, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

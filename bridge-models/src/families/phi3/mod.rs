@@ -8,7 +8,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Phi3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "phi3",
     architecture: "Phi3ForCausalLM",

@@ -1,16 +1,6 @@
 //! Settings of Phi-3.5-MoE; absent ones have the values of `PhimoeConfig`.
 
-use bridge_core::config::{Normalization, RouterScoreFunction};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PositionEmbedding, RopeScaling};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, OriginalLength, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -10,7 +10,6 @@ mod weights;
 use super::{llama, mixtral, mixture, phi};
 use crate::huggingface::Family;
 
-/// `PhimoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "phimoe",
     architecture: "PhimoeForCausalLM",

@@ -1,8 +1,7 @@
 //! Settings of Qwen 2; absent ones have the values of `Qwen2Config`.
 
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3::config::SLIDING_WINDOW_UPPER_LAYERS;
-use crate::huggingface::settings::{Setting, size_or};
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -9,7 +9,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Qwen2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",

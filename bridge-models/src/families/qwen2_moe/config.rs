@@ -1,15 +1,8 @@
 //! Settings of Qwen 2 with experts; absent ones have the values of `Qwen2MoeConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::families::mixture::{NORM_TOPK_PROB, experts};
+use crate::families::mixture::NORM_TOPK_PROB;
+use crate::families::prelude::*;
 use crate::families::qwen3_moe::config::SPARSE_LAYERS;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

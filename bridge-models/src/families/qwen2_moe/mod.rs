@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::{llama, mixture};
 use crate::huggingface::Family;
 
-/// `Qwen2MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen2_moe",
     architecture: "Qwen2MoeForCausalLM",

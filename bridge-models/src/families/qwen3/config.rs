@@ -1,13 +1,7 @@
 //! Settings of Qwen 3; absent ones have the values of `Qwen3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::DecoderConfig;
-use crate::families::llama::config::{LAYERS, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::llama::config::LAYERS;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

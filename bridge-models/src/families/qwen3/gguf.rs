@@ -1,7 +1,7 @@
 //! Qwen 3 in llama.cpp's format: rotated halves are stored as in Hugging Face's files.
 
 use crate::families::llama::gguf::SETTINGS;
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufWindows, Rearrangement};
+use crate::families::prelude::*;
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

@@ -10,7 +10,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Qwen3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",

@@ -1,6 +1,6 @@
 //! Names of the parameters that Llama does not have.
 
-use crate::huggingface::weight_map::{WeightRule, rule, stacked};
+use crate::families::prelude::*;
 
 pub(crate) const QK_NORMS: &[WeightRule] = &RULES;
 
@@ -8,6 +8,6 @@ pub(crate) const QK_NORMS: &[WeightRule] = &RULES;
 pub(crate) const QK_NORMS_IN_MODULE: &[WeightRule] = &stacked(RULES);
 
 const RULES: [WeightRule; 2] = [
-    rule("decoder.layers.{}.self_attention.q_layernorm.weight", &["model.layers.{}.self_attn.q_norm.weight"]),
-    rule("decoder.layers.{}.self_attention.k_layernorm.weight", &["model.layers.{}.self_attn.k_norm.weight"]),
+    layer!("self_attention.q_layernorm.weight", "self_attn.q_norm.weight"),
+    layer!("self_attention.k_layernorm.weight", "self_attn.k_norm.weight"),
 ];

@@ -9,7 +9,6 @@ use super::{llama, qwen3, qwen3_next};
 use crate::huggingface::Family;
 use crate::huggingface::settings::Setting;
 
-/// `Qwen3_5ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_5_text",
     architecture: "Qwen3_5ForCausalLM",

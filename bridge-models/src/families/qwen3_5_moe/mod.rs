@@ -8,7 +8,6 @@ use super::{llama, mixture, qwen2_moe, qwen3, qwen3_5, qwen3_next};
 use crate::huggingface::Family;
 use crate::huggingface::settings::{Setting, size_or};
 
-/// `Qwen3_5MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_5_moe_text",
     architecture: "Qwen3_5MoeForCausalLM",

@@ -1,14 +1,8 @@
 //! Settings of Qwen 3 with experts; absent ones have the values of `Qwen3MoeConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern};
-use crate::families::llama::config::{HEAD_SIZE, LAYERS, SIZES};
-use crate::families::mixture::{NORM_TOPK_PROB, experts};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::llama::config::LAYERS;
+use crate::families::mixture::NORM_TOPK_PROB;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

@@ -7,7 +7,6 @@ mod tests;
 use super::{llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `Qwen3MoeForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",

@@ -1,17 +1,10 @@
 //! Settings of Qwen3-Next; absent ones have the values of `Qwen3NextConfig`.
 
-use bridge_core::config::{Activation, OutputGateForm};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, LinearAttentionConfig};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{experts, write_norm_topk_prob};
+use crate::decoder::LinearAttentionConfig;
+use crate::families::mixture::write_norm_topk_prob;
+use crate::families::prelude::*;
 use crate::families::qwen2_moe::config::{read_shared_expert, write_shared_expert};
 use crate::families::qwen3_moe::config::SPARSE_LAYERS;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
 use crate::huggingface::windows::layers_of_two_types;
 
 pub(super) const SETTINGS: &[Setting] = &[

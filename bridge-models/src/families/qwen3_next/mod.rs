@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::{llama, mixture, qwen2_moe, qwen3};
 use crate::huggingface::Family;
 
-/// `Qwen3NextForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "qwen3_next",
     architecture: "Qwen3NextForCausalLM",

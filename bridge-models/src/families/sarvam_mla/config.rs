@@ -1,15 +1,10 @@
 //! Settings of Sarvam 105B; absent ones have the values of `SarvamMLAConfig`.
 
-use serde_json::json;
-
 use crate::families::deepseek_v3::config::{
     HEADS, OWN_KEYS, PREDICTED_LAYERS, SHARED, latent, read_rope, write_query_rank, write_rope,
 };
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, SIZES};
-use crate::families::mixture::{
-    SigmoidRouter, experts, read_first_dense, read_shared, write_first_dense, write_shared,
-};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

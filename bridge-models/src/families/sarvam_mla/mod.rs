@@ -8,7 +8,6 @@ mod tests;
 use super::deepseek_v3;
 use crate::huggingface::Family;
 
-/// `SarvamMLAForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "sarvam_mla",
     architecture: "SarvamMLAForCausalLM",

@@ -1,12 +1,8 @@
 //! Settings of Sarvam 30B; absent ones have the values of `SarvamMoEConfig`.
 
-use serde_json::json;
-
 use crate::families::glm4_moe::config::LAYERS;
-use crate::families::llama::config::SIZES;
-use crate::families::mixture::{SigmoidRouter, experts};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::SigmoidRouter;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

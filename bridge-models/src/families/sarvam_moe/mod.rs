@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::{deepseek_v3, llama, mixture, qwen3};
 use crate::huggingface::Family;
 
-/// `SarvamMoEForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "sarvam_moe",
     architecture: "SarvamMoEForCausalLM",

@@ -1,7 +1,6 @@
 //! Settings of Seed-OSS; absent ones have the values of `SeedOssConfig`.
 
-use crate::families::llama::config::{BLOCKS, HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

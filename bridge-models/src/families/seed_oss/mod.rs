@@ -8,7 +8,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `SeedOssForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "seed_oss",
     architecture: "SeedOssForCausalLM",

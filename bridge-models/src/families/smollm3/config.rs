@@ -1,14 +1,6 @@
 //! Settings of SmolLM3; absent ones have the values of `SmolLM3Config`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, SIZES};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { theta: 2_000_000.0, ..RopeForm::USUAL };
 

@@ -7,7 +7,6 @@ mod tests;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `SmolLM3ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "smollm3",
     architecture: "SmolLM3ForCausalLM",

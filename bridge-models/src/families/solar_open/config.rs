@@ -1,12 +1,8 @@
 //! Settings of Solar Open; absent ones have the values of `SolarOpenConfig`.
 
-use serde_json::json;
-
 use crate::families::deepseek_v3::config::SHARED;
-use crate::families::llama::config::{BLOCKS, SIZES_BESIDE_MLP};
-use crate::families::mixture::{SigmoidRouter, experts, read_shared, write_shared};
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
+use crate::families::mixture::{SigmoidRouter, read_shared, write_shared};
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES_BESIDE_MLP),

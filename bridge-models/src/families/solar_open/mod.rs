@@ -7,7 +7,6 @@ mod tests;
 use super::{llama, mixture};
 use crate::huggingface::Family;
 
-/// `SolarOpenForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "solar_open",
     architecture: "SolarOpenForCausalLM",

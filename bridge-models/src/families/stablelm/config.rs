@@ -1,11 +1,6 @@
 //! Settings of StableLM; absent ones have the values of `StableLmConfig`.
 
-use bridge_core::config::{Activation, BlockOrder, Normalization, QkNormScope};
-use serde_json::json;
-
-use crate::families::llama::config::SIZES;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
+use crate::families::prelude::*;
 
 const FORM: RopeForm = RopeForm { percent: Some(0.25), ..RopeForm::USUAL };
 

@@ -9,7 +9,6 @@ mod weights;
 use super::{llama, starcoder2};
 use crate::huggingface::Family;
 
-/// `StableLmForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "stablelm",
     architecture: "StableLmForCausalLM",

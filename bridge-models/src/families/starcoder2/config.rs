@@ -1,9 +1,6 @@
 //! Settings of StarCoder 2; absent ones have the values of `Starcoder2Config`.
 
-use crate::families::llama::config::{HEAD_SIZE, ROPE, SIZES};
-use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size_or};
-use crate::huggingface::windows;
-use bridge_core::config::Normalization;
+use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),

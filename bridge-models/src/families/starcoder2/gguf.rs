@@ -1,8 +1,8 @@
 //! StarCoder 2 as llama.cpp has it: without the window, and with all biases.
 
 use crate::families::llama::gguf::{ROTATED, SIZES};
+use crate::families::prelude::*;
 use crate::families::qwen3::gguf::{ATTENTION, ENDS, NORMS};
-use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufWindows, Rearrangement};
 
 pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,

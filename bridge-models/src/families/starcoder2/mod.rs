@@ -10,7 +10,6 @@ pub(super) mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Starcoder2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "starcoder2",
     architecture: "Starcoder2ForCausalLM",

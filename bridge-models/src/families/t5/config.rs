@@ -1,12 +1,8 @@
 //! Settings of T5; absent ones have the values of `T5Config`.
 
-use bridge_core::config::{Activation, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, EncoderConfig, PositionEmbedding, RelativeConfig};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::{Fields, activation_called, activation_name};
-use crate::huggingface::settings::{Setting, size, size_or};
+use crate::decoder::{EncoderConfig, RelativeConfig};
+use crate::families::prelude::*;
+use crate::huggingface::fields::{activation_called, activation_name};
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

@@ -6,7 +6,6 @@ mod weights;
 
 use crate::huggingface::Family;
 
-/// `T5ForConditionalGeneration`.
 pub(super) static FAMILY: Family = Family {
     model_type: "t5",
     architecture: "T5ForConditionalGeneration",

@@ -1,6 +1,6 @@
 //! Names of T5's parameters. The first layer of each stack has the bias that all its layers use.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["shared.weight"])

@@ -5,7 +5,6 @@ mod config;
 use super::{gemma2, llama};
 use crate::huggingface::Family;
 
-/// `VaultGemmaForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "vaultgemma",
     architecture: "VaultGemmaForCausalLM",

@@ -1,0 +1,43 @@
+//! Names that the tables of most families use: [`Setting`] and [`WeightRule`] with their
+//! constructors, fields of the decoder with their choices, and rows that families share.
+
+pub(super) use bridge_core::config::{
+    Activation, BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope, RouterDType, RouterScoreFunction,
+};
+pub(super) use serde_json::{Map, Value, json};
+
+pub(super) use super::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES, SIZES_BESIDE_MLP};
+pub(super) use super::mixture::experts;
+pub(super) use crate::decoder::{
+    DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling,
+};
+pub(super) use crate::huggingface::error::HfError;
+pub(super) use crate::huggingface::fields::Fields;
+pub(super) use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
+pub(super) use crate::huggingface::rope::{self, OriginalLength, RopeForm};
+pub(super) use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+pub(super) use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
+pub(super) use crate::huggingface::windows;
+
+/// A [`rule`] of a layer: our name in `decoder.layers.{}.`, and the names of tensors in
+/// `model.layers.{}.`.
+macro_rules! layer {
+    ($megatron:literal, $($tensor:literal),+ $(,)?) => {
+        $crate::huggingface::weight_map::rule(
+            concat!("decoder.layers.{}.", $megatron),
+            &[$(concat!("model.layers.{}.", $tensor)),+],
+        )
+    };
+}
+
+/// [`layer`] where a layer of the file, a mixer and a feed-forward block, is two layers of ours.
+macro_rules! half_layer {
+    ($megatron:literal, $($tensor:literal),+ $(,)?) => {
+        $crate::huggingface::weight_map::rule(
+            concat!("decoder.layers.{}.", $megatron),
+            &[$(concat!("model.layers.{/2}.", $tensor)),+],
+        )
+    };
+}
+
+pub(super) use {half_layer, layer};
