@@ -1,6 +1,7 @@
 //! Rows of settings and positions of experts that families with experts share.
 
 use crate::families::prelude::*;
+use crate::huggingface::windows::layers_of_two_types;
 
 /// The experts of a decoder of a family that has them in every model.
 pub(super) fn experts(config: &mut DecoderConfig) -> &mut MoeConfig {
@@ -32,137 +33,152 @@ pub(super) fn sigmoid_router(config: &mut DecoderConfig) -> &mut MoeConfig {
     moe
 }
 
-/// Reads a factor on the weights of a token's experts.
-pub(super) fn read_factor(fields: &Fields, config: &mut DecoderConfig, key: &str, absent: f64) -> Result<(), HfError> {
-    let factor = fields.number(key)?.unwrap_or(absent);
-    experts(config).topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
+/// A factor on the weights of a token's experts: its key, and its value without the key.
+pub(super) struct ExpertFactor(pub &'static str, pub f64);
+
+impl KeyGroup for ExpertFactor {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let factor = fields.number(self.0)?.unwrap_or(self.1);
+        experts(config).topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let factor = config.moe.as_ref().and_then(|moe| moe.topk_scaling_factor);
+        settings.insert(self.0.into(), json!(factor.unwrap_or(1.0)));
+    }
+}
+
+/// Reads `groups` of experts, of which a token uses `chosen`. A single group has no effect. The score
+/// of a group is the sum of its `best` scores, however many a token uses.
+pub(super) fn set_groups(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    key: &str,
+    [groups, chosen, best]: [usize; 3],
+) -> Result<(), HfError> {
+    let moe = experts(config);
+    let expected = format!("a divisor of the number of experts ({})", moe.num_experts);
+    fields.require(moe.num_experts.is_multiple_of(groups), key, &groups.to_string(), &expected)?;
+    if groups > 1 {
+        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(best));
+    }
     Ok(())
 }
 
-/// Writes the factor on the weights of a token's experts.
-pub(super) fn write_factor(config: &DecoderConfig, settings: &mut Map<String, Value>, key: &str) {
-    let factor = config.moe.as_ref().and_then(|moe| moe.topk_scaling_factor);
-    settings.insert(key.into(), json!(factor.unwrap_or(1.0)));
-}
-
-/// Defaults of absent settings of a router with sigmoids.
+/// A router like DeepSeek-V3's: groups of experts, a bias in the choice, and the weights of the
+/// chosen experts. Values are those of absent keys.
 pub(super) struct SigmoidRouter {
-    /// `n_group`.
+    /// Keys of the numbers of groups and of those that a token uses, and of `normalizes`.
+    pub keys: [&'static str; 3],
+    /// Number of groups.
     pub groups: usize,
-    /// `topk_group`.
+    /// Groups that a token uses.
     pub chosen: usize,
     /// `routed_scaling_factor`.
     pub factor: f64,
-    /// `norm_topk_prob`.
+    /// True if the weights of a token's experts sum to one.
     pub normalizes: bool,
 }
 
 impl SigmoidRouter {
     /// One group, and weights that sum to one.
-    pub const UNGROUPED: Self = Self { groups: 1, chosen: 1, factor: 1.0, normalizes: true };
+    pub const UNGROUPED: Self =
+        Self { keys: ["n_group", "topk_group", "norm_topk_prob"], groups: 1, chosen: 1, factor: 1.0, normalizes: true };
+}
 
-    /// Reads a router like DeepSeek-V3's: groups of experts (a single group has no effect), a bias
-    /// in the choice, and the weights of the chosen experts.
-    pub fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-        let groups = fields.size("n_group")?.unwrap_or(self.groups);
-        let chosen = fields.size("topk_group")?.unwrap_or(self.chosen);
-        let moe = sigmoid_router(config);
-        let divides = moe.num_experts.is_multiple_of(groups);
-        let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
-        fields.require(divides, "n_group", &groups.to_string(), &expected)?;
-        if groups > 1 {
-            // Groups are compared by their best two experts, however many a token uses.
-            (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
-        }
-        moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(self.normalizes);
-        read_factor(fields, config, FACTOR, self.factor)
+impl KeyGroup for SigmoidRouter {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let [groups, chosen, normalizes] = self.keys;
+        sigmoid_router(config).raw_scores = !fields.bool(normalizes)?.unwrap_or(self.normalizes);
+        let counts = [fields.size(groups)?.unwrap_or(self.groups), fields.size(chosen)?.unwrap_or(self.chosen), 2];
+        set_groups(fields, config, groups, counts)?;
+        ExpertFactor(FACTOR, self.factor).read(fields, config)
     }
 
-    /// Writes the router's settings.
-    pub fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
         let Some(moe) = &config.moe else { return };
-        settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
-        settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
-        settings.insert("norm_topk_prob".into(), json!(!moe.raw_scores));
-        write_factor(config, settings, FACTOR);
+        let [groups, chosen, normalizes] = self.keys;
+        settings.insert(groups.into(), json!(moe.num_groups.unwrap_or(1)));
+        settings.insert(chosen.into(), json!(moe.group_topk.unwrap_or(1)));
+        settings.insert(normalizes.into(), json!(!moe.raw_scores));
+        ExpertFactor(FACTOR, 1.0).write(config, settings);
     }
 }
 
 /// Key of the factor on the weights of a token's experts.
 pub(super) const FACTOR: &str = "routed_scaling_factor";
 
-/// Reads the number of experts, of one block, that all tokens go through. The key is required if
-/// there is no default.
-pub(super) fn read_shared(
-    fields: &Fields,
-    config: &mut DecoderConfig,
-    key: &str,
-    absent: Option<usize>,
-) -> Result<(), HfError> {
-    let shared = fields.size(key)?.or(absent);
-    let shared = shared.ok_or_else(|| fields.error(key, "no value", "an integer of at least 1"))?;
-    let moe = experts(config);
-    moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
-    Ok(())
+/// Experts, of one block, that all tokens go through: the key of their number, and their number
+/// without the key, which is required if there is none.
+pub(super) struct SharedExperts(pub &'static str, pub Option<usize>);
+
+impl KeyGroup for SharedExperts {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let shared = fields.size(self.0)?.or(self.1);
+        let shared = shared.ok_or_else(|| fields.error(self.0, "no value", "an integer of at least 1"))?;
+        let moe = experts(config);
+        moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let Some(moe) = &config.moe else { return };
+        // Another width than a multiple of an expert's is read back as another, and refused so.
+        let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
+        settings.insert(self.0.into(), json!(shared));
+    }
 }
 
-/// Writes the number of experts that all tokens go through.
-pub(super) fn write_shared(config: &DecoderConfig, settings: &mut Map<String, Value>, key: &str) {
-    let Some(moe) = &config.moe else { return };
-    // Another width than a multiple of an expert's is read back as another, and refused so.
-    let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
-    settings.insert(key.into(), json!(shared));
+/// The first layers, which have no experts: the key of their number, and their number without the
+/// key.
+pub(super) struct FirstDense(pub &'static str, pub u64);
+
+impl KeyGroup for FirstDense {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let dense = fields.get(self.0).map_or(Some(self.1), Value::as_u64);
+        let dense = dense.ok_or_else(|| fields.error(self.0, "something else", "an integer of at least 0"))?;
+        let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
+        experts(config).layers = LayerPattern::from_list(layers);
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
+        settings.insert(self.0.into(), json!(first.unwrap_or(config.num_layers)));
+    }
 }
 
-/// Reads the number of the first layers that have no experts.
-pub(super) fn read_first_dense(fields: &Fields, config: &mut DecoderConfig, absent: u64) -> Result<(), HfError> {
-    let key = "first_k_dense_replace";
-    let dense = fields.get(key).map_or(Some(absent), Value::as_u64);
-    let dense = dense.ok_or_else(|| fields.error(key, "something else", "an integer of at least 0"))?;
-    let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
-    experts(config).layers = LayerPattern::from_list(layers);
-    Ok(())
-}
-
-/// Writes the number of the first layers that have no experts.
-pub(super) fn write_first_dense(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
-    settings.insert("first_k_dense_replace".into(), json!(first.unwrap_or(config.num_layers)));
-}
+/// Key of the number of the first layers without experts in most families.
+pub(super) const FIRST_DENSE: &str = "first_k_dense_replace";
 
 const MLP_LAYER_TYPES: &str = "mlp_layer_types";
 /// Names of a layer without experts and of one with experts.
 const LAYER_TYPES: [&str; 2] = ["dense", "sparse"];
 
-/// Reads the layers that have experts: those that `mlp_layer_types` names, else the layers of
-/// `absent`.
-pub(super) fn read_mlp_layer_types(
-    fields: &Fields,
-    config: &mut DecoderConfig,
-    absent: impl Fn(&Fields, &mut DecoderConfig) -> Result<(), HfError>,
-) -> Result<(), HfError> {
-    let Some(types) = fields.get(MLP_LAYER_TYPES) else { return absent(fields, config) };
-    let is_sparse = |name: &Value| LAYER_TYPES.iter().position(|known| name == known).map(|index| index == 1);
-    let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(is_sparse).collect());
-    let layers = layers.filter(|layers| layers.len() == config.num_layers).ok_or_else(|| {
-        let expected = format!("{} or {} for each of {} layers", LAYER_TYPES[0], LAYER_TYPES[1], config.num_layers);
-        fields.error(MLP_LAYER_TYPES, &types.to_string(), &expected)
-    })?;
-    experts(config).layers = LayerPattern::from_list(layers);
-    Ok(())
-}
+/// The layers that have experts: those that `mlp_layer_types` names, or the layers after these first
+/// ones. Their key is not read if there is none.
+pub(super) struct MlpLayerTypes(pub Option<FirstDense>);
 
-/// Gives all layers but the first experts.
-pub(super) fn first_is_dense(_: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    experts(config).layers = LayerPattern::from_list((0..config.num_layers).map(|layer| layer > 0).collect());
-    Ok(())
-}
+impl KeyGroup for MlpLayerTypes {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let num_layers = config.num_layers;
+        let layers = layers_of_two_types(fields, MLP_LAYER_TYPES, LAYER_TYPES, num_layers)?;
+        match (layers, &self.0) {
+            (None, Some(first)) => return first.read(fields, config),
+            (layers, _) => {
+                let layers = layers.unwrap_or_else(|| (0..num_layers).map(|layer| layer > 0).collect());
+                experts(config).layers = LayerPattern::from_list(layers);
+            }
+        }
+        Ok(())
+    }
 
-/// Writes which layers have experts.
-pub(super) fn write_mlp_layer_types(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let name = |layer| LAYER_TYPES[usize::from(config.moe_layer(layer).is_some())];
-    let names: Vec<&str> = (0..config.num_layers).map(name).collect();
-    settings.insert(MLP_LAYER_TYPES.into(), json!(names));
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let name = |layer| LAYER_TYPES[usize::from(config.moe_layer(layer).is_some())];
+        let names: Vec<&str> = (0..config.num_layers).map(name).collect();
+        settings.insert(MLP_LAYER_TYPES.into(), json!(names));
+    }
 }
 
 /// The bias in the choice of experts, and the block of experts that all tokens go through.

@@ -15,7 +15,7 @@ pub(super) use crate::huggingface::error::HfError;
 pub(super) use crate::huggingface::fields::Fields;
 pub(super) use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
 pub(super) use crate::huggingface::rope::{self, OriginalLength, RopeForm};
-pub(super) use crate::huggingface::settings::{Setting, USUAL_SOFTMAX_SCALE, size, size_or};
+pub(super) use crate::huggingface::settings::{KeyGroup, Setting, USUAL_SOFTMAX_SCALE, size, size_or};
 pub(super) use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
 pub(super) use crate::huggingface::windows;
 

@@ -143,9 +143,7 @@ impl<'a> Fields<'a> {
         expected: &str,
         read: impl FnOnce(&'a Value) -> Option<T>,
     ) -> Result<Option<T>, HfError> {
-        let Some(value) = self.get(key) else {
-            return Ok(None);
-        };
+        let Some(value) = self.get(key) else { return Ok(None) };
         match read(value) {
             Some(value) => Ok(Some(value)),
             None => Err(self.error(key, &value.to_string(), expected)),
@@ -180,9 +178,7 @@ pub(crate) fn activation(
     key: &str,
     default: bridge_core::config::Activation,
 ) -> Result<bridge_core::config::Activation, HfError> {
-    let Some(name) = fields.string(key)? else {
-        return Ok(default);
-    };
+    let Some(name) = fields.string(key)? else { return Ok(default) };
     activation_called(fields, key, name)
 }
 

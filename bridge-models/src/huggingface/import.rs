@@ -322,9 +322,7 @@ impl HfModel {
         let mut failure = None;
         chunk.update_parameters(&mut |_, old| {
             // Parameters are updated in the order they are listed in.
-            let Some((Some(entry), info)) = entries.next().filter(|_| failure.is_none()) else {
-                return old.into();
-            };
+            let Some((Some(entry), info)) = entries.next().filter(|_| failure.is_none()) else { return old.into() };
             match self.local_part(&entry, &info.placement) {
                 Ok(values) => {
                     let count = values.len();
@@ -345,9 +343,7 @@ impl HfModel {
         let for_parameter = |info: &Declaration| {
             let mismatch =
                 |expected: String| HfError::Parameter { name: info.name.clone(), found: info.global_shape(), expected };
-            let Some(entry) = self.map.entry(&info.name) else {
-                return Err(mismatch("no such parameter".into()));
-            };
+            let Some(entry) = self.map.entry(&info.name) else { return Err(mismatch("no such parameter".into())) };
             entry.padded_to(&info.global_shape()).ok_or_else(|| mismatch(format!("{:?}", entry.shape)))
         };
         let entry = |info: &Declaration| (!info.is_added()).then(|| for_parameter(info)).transpose();
@@ -357,9 +353,7 @@ impl HfModel {
     /// The part of a parameter that a rank holds.
     fn local_part(&self, entry: &WeightEntry, placement: &Placement) -> Result<Vec<f32>, HfError> {
         let (rows, width) = (entry.shape[0], entry.row_length());
-        let Some(shard) = &placement.shard else {
-            return self.part(entry, 0..rows, 0..width);
-        };
+        let Some(shard) = &placement.shard else { return self.part(entry, 0..rows, 0..width) };
         match shard.dim {
             0 => {
                 let parts = shard.parts.iter().map(|part| self.part(entry, part.clone(), 0..width));
@@ -537,9 +531,7 @@ impl HfModel {
 
     /// True if two tensors have the same shape and values.
     fn are_equal(&self, one: &str, other: &str) -> Result<bool, HfError> {
-        let [Some(shape), Some(same)] = [one, other].map(|name| self.source.shape(name)) else {
-            return Ok(false);
-        };
+        let [Some(shape), Some(same)] = [one, other].map(|name| self.source.shape(name)) else { return Ok(false) };
         if shape != same {
             return Ok(false);
         }

@@ -244,9 +244,7 @@ impl Multimodal {
     /// If the language model is of no family that is known here.
     pub fn new(settings: &Map<String, Value>) -> Result<Option<Self>, HfError> {
         let model_type = settings.get("model_type").and_then(Value::as_str);
-        let Some(class) = CLASSES.iter().find(|class| Some(class.model_type) == model_type) else {
-            return Ok(None);
-        };
+        let Some(class) = CLASSES.iter().find(|class| Some(class.model_type) == model_type) else { return Ok(None) };
         let fields = Fields::new(settings);
         if let Some(names) = fields.get("architectures").and_then(Value::as_array).filter(|names| !names.is_empty()) {
             let is_own =

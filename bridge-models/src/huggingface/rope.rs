@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 use super::error::HfError;
 use super::fields::Fields;
 use super::recipe_keys;
+use super::settings::KeyGroup;
 use super::windows::LAYER_TYPES;
 use crate::decoder::{DecoderConfig, PositionEmbedding, RopeConfig, RopeScaling, YarnConfig};
 
@@ -26,6 +27,10 @@ pub(crate) struct RopeForm {
     pub original_length: OriginalLength,
     /// True if `alpha` in a table of type `dynamic` is a growth of the base.
     pub ntk_alpha: bool,
+    /// True if neighbouring elements are rotated together.
+    pub interleaved: bool,
+    /// True if elements are rotated the other way round.
+    pub reversed: bool,
 }
 
 /// Place of `original_max_position_embeddings`, the context length of the unscaled model in tokens.
@@ -47,7 +52,22 @@ impl RopeForm {
         percent: None,
         original_length: OriginalLength::Beside,
         ntk_alpha: false,
+        interleaved: false,
+        reversed: false,
     };
+}
+
+impl KeyGroup for RopeForm {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        read(fields, config, *self)
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        match self.percent {
+            Some(_) => write_with_percent(config, settings),
+            None => write(config, settings),
+        }
+    }
 }
 
 /// Sets the positions of a model whose layers all rotate alike. Head size and longest sequence are
@@ -59,11 +79,36 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
     Ok(())
 }
 
+/// [`read`] where files without a table have the settings of `usual`. To transformers an empty old
+/// table is none, and an empty new one has frequencies that are not scaled. Returns the table.
+pub(crate) fn read_or<'a>(
+    fields: &Fields<'a>,
+    config: &mut DecoderConfig,
+    form: RopeForm,
+    usual: &'a Value,
+) -> Result<Option<Fields<'a>>, HfError> {
+    let found = table(fields)?;
+    if found.is_some() || fields.get("rope_parameters").is_some() {
+        read(fields, config, form)?;
+        return Ok(found);
+    }
+    let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
+    let rope = read_table(fields, usual.as_ref(), config.max_position_embeddings, form)?;
+    check_pairs(fields, config, &rope, form)?;
+    config.position_embedding = PositionEmbedding::Rope(rope);
+    Ok(usual)
+}
+
+/// The table of rotary settings. transformers gives the old one precedence where a file has both,
+/// unless it is empty.
+pub(crate) fn table<'a>(fields: &Fields<'a>) -> Result<Option<Fields<'a>>, HfError> {
+    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
+    old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))
+}
+
 /// The rotary settings of a model whose layers all rotate alike.
 pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeForm) -> Result<RopeConfig, HfError> {
-    // transformers gives the old table precedence where a file has both, unless it is empty.
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
+    let table = table(fields)?;
     if let Some(table) = &table {
         for layers in LAYER_TYPES {
             let expected = "one table for all layers: this family rotates them alike";
@@ -72,7 +117,8 @@ pub(crate) fn of_all_layers(fields: &Fields, max_positions: usize, form: RopeFor
     }
     let rope = read_table(fields, table.as_ref(), max_positions, form)?;
     // A table beside the old one is read if it says the same.
-    let beside = fields.peek("rope_parameters").and_then(Value::as_object).filter(|_| old.is_some());
+    let has_old = fields.filled_table("rope_scaling", "rope_scaling.")?.is_some();
+    let beside = fields.peek("rope_parameters").and_then(Value::as_object).filter(|_| has_old);
     let beside = beside.map(|table| read_table(fields, Some(&Fields::from_table("", table)), max_positions, form));
     if beside.is_some_and(|beside| beside.is_ok_and(|beside| beside == rope)) {
         fields.ask("rope_parameters");
@@ -157,6 +203,8 @@ pub(crate) fn read_table(
         base: number("rope_theta", form.beside[0])?.unwrap_or(form.theta),
         percent: form.percent.map_or(1.0, |usual| percent.unwrap_or(usual)),
         scaling,
+        interleaved: form.interleaved,
+        reversed: form.reversed,
         ..RopeConfig::neutral()
     })
 }
@@ -171,6 +219,16 @@ pub(crate) struct ByLayerType {
     pub local_theta: f64,
     /// Key of this base beside the tables, if the family has one.
     pub local_key: Option<&'static str>,
+}
+
+impl KeyGroup for ByLayerType {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        read_by_layer_type(fields, config, *self)
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        write_by_layer_type(config, settings, *self);
+    }
 }
 
 /// Reads a table for each type of layer in `rope_parameters`, or `rope_theta`, `rope_scaling` and
@@ -225,9 +283,7 @@ pub(crate) fn read_by_layer_type(
 /// Writes a table for each type of layer, and the separate keys that transformers 4 reads.
 pub(crate) fn write_by_layer_type(config: &DecoderConfig, settings: &mut Map<String, Value>, form: ByLayerType) {
     write(config, settings);
-    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return;
-    };
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else { return };
     let local = rope.windowed_base.unwrap_or(form.local_theta);
     let windowed = RopeConfig { windowed_base: Some(local), ..rope.clone() }.of_windowed();
     let [full, windowed] = [rope, &windowed].map(|rope| {
@@ -245,9 +301,7 @@ pub(crate) fn write_by_layer_type(config: &DecoderConfig, settings: &mut Map<Str
 
 /// Writes both forms: transformers 5 reads the table, transformers 4 the separate keys.
 pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return;
-    };
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else { return };
     let table = parameters(rope);
     let mut old = if rope.scaling.is_some() { table.clone() } else { Value::Null };
     if let Some(old) = old.as_object_mut() {
@@ -313,9 +367,7 @@ pub(crate) fn keep_axes(original: &Map<String, Value>, settings: &mut Map<String
 /// [`write`], for families in which no key means another share than the whole head.
 pub(crate) fn write_with_percent(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     write(config, settings);
-    let PositionEmbedding::Rope(rope) = &config.position_embedding else {
-        return;
-    };
+    let PositionEmbedding::Rope(rope) = &config.position_embedding else { return };
     settings.insert("partial_rotary_factor".into(), json!(rope.percent));
     settings["rope_parameters"]["partial_rotary_factor"] = json!(rope.percent);
 }

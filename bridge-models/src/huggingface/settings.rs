@@ -24,6 +24,8 @@ pub(crate) enum Setting {
     KeyValueHeads(usize),
     /// A number.
     Number(&'static str, Field<f64>, Absent<f64>),
+    /// A number or null, which means that the model has none, as does absence without a default.
+    NumberOrNone(&'static str, Field<Option<f64>>, Option<f64>),
     /// A switch.
     Switch(&'static str, Field<bool>, bool),
     /// The name of a non-linearity.
@@ -47,8 +49,18 @@ pub(crate) enum Setting {
         /// Writes the keys.
         write: fn(&DecoderConfig, &mut Map<String, Value>),
     },
+    /// The same by a rule with values of its own, such as those of absent keys.
+    Group(&'static dyn KeyGroup),
     /// Rows that several families have.
     Rows(&'static [Setting]),
+}
+
+/// Keys that say something together, with the values of absent keys. See [`Setting::Group`].
+pub(crate) trait KeyGroup: Sync {
+    /// Sets fields of the decoder.
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>;
+    /// Writes the keys.
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>);
 }
 
 /// A size that must be there.
@@ -116,6 +128,9 @@ impl Setting {
                     None => absent(fields, config)?,
                 }
             }
+            Self::NumberOrNone(key, field, absent) => {
+                *field(config) = if fields.has(key) { fields.number(key)? } else { *absent }
+            }
             Self::Switch(key, field, absent) => *field(config) = fields.bool(key)?.unwrap_or(*absent),
             Self::Activation(key, field, absent) => *field(config) = known_activation(fields, key, *absent)?,
             Self::NamedActivation(key, field, usual) => {
@@ -126,6 +141,7 @@ impl Setting {
             Self::Unused(keys) => keys.iter().for_each(|key| fields.ask(key)),
             Self::Rule(check) => check(fields, config)?,
             Self::Keys { read, .. } => read(fields, config)?,
+            Self::Group(group) => group.read(fields, config)?,
             Self::Rows(rows) => rows.iter().try_for_each(|row| row.read(fields, config))?,
         }
         Ok(())
@@ -136,6 +152,7 @@ impl Setting {
         let (key, value) = match self {
             Self::Size(key, field, _) => (key, json!(*field(config))),
             Self::Number(key, field, _) => (key, json!(*field(config))),
+            Self::NumberOrNone(key, field, _) => (key, json!(*field(config))),
             Self::Switch(key, field, _) => (key, json!(*field(config))),
             Self::Activation(key, field, _) => (key, json!(activation_name(*field(config)))),
             Self::NamedActivation(key, field, usual) => {
@@ -145,6 +162,7 @@ impl Setting {
             }
             Self::Always(_) | Self::Only(..) | Self::Unused(_) | Self::Rule(_) | Self::KeyValueHeads(_) => return,
             Self::Keys { write, .. } => return write(config, settings),
+            Self::Group(group) => return group.write(config, settings),
             Self::Rows(rows) => return rows.iter().for_each(|row| row.write(config, settings)),
         };
         settings.insert((*key).to_owned(), value);

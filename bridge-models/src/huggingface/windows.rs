@@ -5,7 +5,9 @@ use serde_json::{Map, Value, json};
 
 use super::error::HfError;
 use super::fields::Fields;
-use crate::decoder::{DecoderConfig, LayerPattern};
+use super::rope::RopeForm;
+use super::settings::KeyGroup;
+use crate::decoder::{DecoderConfig, LayerPattern, PositionEmbedding};
 
 /// Names in `layer_types` of a layer without a window and of one with a window.
 pub(crate) const LAYER_TYPES: [&str; 2] = ["full_attention", "sliding_attention"];
@@ -34,9 +36,7 @@ pub(crate) fn layers_of_two_types(
     names: [&str; 2],
     num_layers: usize,
 ) -> Result<Option<Vec<bool>>, HfError> {
-    let Some(types) = fields.get(key) else {
-        return Ok(None);
-    };
+    let Some(types) = fields.get(key) else { return Ok(None) };
     let is_second = |name: &Value| names.iter().position(|known| name == known).map(|index| index == 1);
     let layers: Option<Vec<bool>> = types.as_array().and_then(|types| types.iter().map(is_second).collect());
     let expected = || format!("{} or {} for each of {num_layers} layers", names[0], names[1]);
@@ -52,6 +52,29 @@ pub(crate) fn windowed_layers(config: &DecoderConfig) -> Vec<bool> {
 /// `layer_types` of the layers, of which those marked true have a window.
 pub(crate) fn type_names(layers: &[bool]) -> Value {
     json!(layers.iter().map(|has_window| LAYER_TYPES[usize::from(*has_window)]).collect::<Vec<_>>())
+}
+
+/// Rotary settings of a family that rotates windowed layers alone. Windows are set before.
+pub(crate) struct WindowedRope(pub RopeForm);
+
+impl KeyGroup for WindowedRope {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        self.0.read(fields, config)?;
+        set_unrotated(config, windowed_layers(config).into_iter().map(|has_window| !has_window).collect());
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        self.0.write(config, settings);
+    }
+}
+
+/// Takes the rotation from the layers marked true.
+pub(crate) fn set_unrotated(config: &mut DecoderConfig, layers: Vec<bool>) {
+    match LayerPattern::from_list(layers) {
+        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
+        layers => config.no_rope_layers = layers,
+    }
 }
 
 /// Reads the window of a family whose layers all have the same: null means no window, and `absent`

@@ -1,7 +1,8 @@
 //! Settings of AFMoE; absent ones have the values of `AfmoeConfig`.
 
-use crate::families::mixture::{read_factor, read_shared, sigmoid_router, write_factor, write_shared};
+use crate::families::mixture::{ExpertFactor, FirstDense, SharedExperts, sigmoid_router};
 use crate::families::prelude::*;
+use crate::huggingface::windows::WindowedRope;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -16,15 +17,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1408)),
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(64)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(6)),
-    Setting::Keys { read: read_layers, write: write_layers },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, Some(2)),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
-    Setting::Keys {
-        read: |fields, c| read_factor(fields, c, FACTOR, 1.0),
-        write: |c, settings| write_factor(c, settings, FACTOR),
-    },
+    Setting::Group(&FirstDense("num_dense_layers", 1)),
+    Setting::Group(&SharedExperts("num_shared_experts", Some(2))),
+    Setting::Group(&ExpertFactor("route_scale", 1.0)),
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
@@ -47,34 +42,5 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
         write: windows::write_pattern,
     },
-    Setting::Keys { read: read_rope, write: rope::write },
+    Setting::Group(&WindowedRope(RopeForm::USUAL)),
 ];
-
-/// The first layers have no experts.
-fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let dense = fields.get(DENSE).map_or(Some(1), Value::as_u64);
-    let dense = dense.ok_or_else(|| fields.error(DENSE, "something else", "an integer of at least 0"))?;
-    let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
-    experts(config).layers = LayerPattern::from_list(layers);
-    Ok(())
-}
-
-fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let first = (0..config.num_layers).find(|layer| config.moe_layer(*layer).is_some());
-    settings.insert(DENSE.into(), json!(first.unwrap_or(config.num_layers)));
-}
-
-const DENSE: &str = "num_dense_layers";
-const SHARED: &str = "num_shared_experts";
-const FACTOR: &str = "route_scale";
-
-/// Layers without a window are not rotated.
-fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    rope::read(fields, config, RopeForm::USUAL)?;
-    let without = windows::windowed_layers(config).into_iter().map(|has_window| !has_window).collect();
-    match LayerPattern::from_list(without) {
-        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
-        layers => config.no_rope_layers = layers,
-    }
-    Ok(())
-}

@@ -20,12 +20,6 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// Without a table of rotary settings frequencies are scaled as in the released models.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    // transformers takes an empty old table for none, and an empty new one for frequencies that are
-    // not scaled.
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    if old.is_some() || fields.get("rope_parameters").is_some() {
-        return rope::read(fields, config, FORM);
-    }
     let usual = json!({
         "rope_type": "llama3",
         "rope_theta": FORM.theta,
@@ -34,10 +28,5 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     });
-    let usual = usual.as_object().expect("it is a table");
-    let table = Fields::from_table("", usual);
-    let rope = rope::read_table(fields, Some(&table), config.max_position_embeddings, FORM)?;
-    rope::check_pairs(fields, config, &rope, FORM)?;
-    config.position_embedding = PositionEmbedding::Rope(rope);
-    Ok(())
+    rope::read_or(fields, config, FORM, &usual).map(drop)
 }

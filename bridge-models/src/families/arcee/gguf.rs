@@ -10,7 +10,6 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "arcee",
     settings: SETTINGS,
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, PAIRED, PLAIN],
+    ..GgufFamily::USUAL
 };

@@ -1,16 +1,15 @@
 //! Settings of Bailing Hybrid; absent ones have the values of `BailingHybridConfig`.
 
-use crate::families::deepseek_v3::config::{OWN_KEYS, read_latent_rope};
-use crate::families::kimi_linear::config::{LATENT, read_router, set_kimi_heads, write_router};
-use crate::families::mixture::{read_first_dense, read_mlp_layer_types, write_mlp_layer_types};
+use crate::families::deepseek_v3::config::read_latent_rope;
+use crate::families::kimi_linear::config::{LATENT, ROUTER, set_kimi_heads};
+use crate::families::mixture::{FIRST_DENSE, FirstDense, MlpLayerTypes, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    OWN_KEYS,
     size_or("model_max_length", |c| &mut c.max_position_embeddings, |_, _| Ok(262_144)),
-    Setting::Rows(LATENT),
+    Setting::Group(&LATENT),
     Setting::Always(|c| c.output_gate = Some(OutputGateForm::Head)),
     Setting::Keys { read: read_linear, write: write_linear },
     // The second name, which transformers writes too, counts where both are there.
@@ -23,11 +22,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(768)),
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(512)),
     size_or("num_experts_per_token", |c| &mut experts(c).topk, |_, _| Ok(8)),
-    Setting::Keys { read: |fields, c| read_router(fields, c, [8, 4], 2.5), write: write_router },
-    Setting::Keys {
-        read: |fields, c| read_mlp_layer_types(fields, c, |fields, c| read_first_dense(fields, c, 2)),
-        write: write_mlp_layer_types,
-    },
+    Setting::Group(&SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, ..ROUTER }),
+    Setting::Group(&SharedExperts("num_shared_experts", Some(1))),
+    Setting::Group(&MlpLayerTypes(Some(FirstDense(FIRST_DENSE, 2)))),
     Setting::Rows(BLOCKS),
     Setting::Rule(convolution_has_silu),
     Setting::Rows(ATTENTION_BIAS),

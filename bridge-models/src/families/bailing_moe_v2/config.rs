@@ -1,7 +1,7 @@
 //! Settings of Ling 2.0; absent ones have the values of its `BailingMoeV2Config`.
 
 use crate::families::deepseek_v3::config::PREDICTED_LAYERS;
-use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -12,12 +12,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(512)),
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
-    Setting::Keys { read: read_router, write: SigmoidRouter::write },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, "num_shared_experts", Some(1)),
-        write: |c, settings| write_shared(c, settings, "num_shared_experts"),
-    },
-    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 1), write: write_first_dense },
+    Setting::Keys { read: read_router, write: |c, settings| ROUTER.write(c, settings) },
+    Setting::Group(&SharedExperts("num_shared_experts", Some(1))),
+    Setting::Group(&FirstDense(FIRST_DENSE, 1)),
     PREDICTED_LAYERS,
     Setting::Rows(BLOCKS),
     Setting::Switch("use_qkv_bias", |c| &mut c.qkv_bias, false),
@@ -25,10 +22,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("use_qk_norm", |c| &mut c.qk_layernorm, true),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys {
-        read: |fields, c| rope::read(fields, c, RopeForm { theta: 600_000.0, percent: Some(1.0), ..RopeForm::USUAL }),
-        write: rope::write_with_percent,
-    },
+    Setting::Group(&RopeForm { theta: 600_000.0, percent: Some(1.0), ..RopeForm::USUAL }),
     Setting::Only("score_function", || json!("sigmoid")),
     Setting::Only("moe_router_enable_expert_bias", || json!(true)),
     Setting::Only("use_rmsnorm", || json!(true)),
@@ -38,7 +32,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["max_window_layers", "moe_shared_expert_intermediate_size", "router_dtype", "sliding_window"]),
 ];
 
-const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, factor: 1.0, normalizes: true };
+const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, ..SigmoidRouter::UNGROUPED };
 
 /// Weights of a token's experts sum to one, but that of a single expert is its score.
 fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {

@@ -1,10 +1,9 @@
 //! Settings of Cohere; absent ones have the values of `CohereConfig`.
 
 use crate::families::cohere2::config::LAYERS;
-use crate::families::ernie4_5::config::read_pairs;
 use crate::families::prelude::*;
 
-const FORM: RopeForm = RopeForm { theta: 500_000.0, ..RopeForm::USUAL };
+const FORM: RopeForm = RopeForm { theta: 500_000.0, interleaved: true, ..RopeForm::USUAL };
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),
@@ -19,5 +18,5 @@ pub(super) const SETTINGS: &[Setting] = &[
             settings.insert("use_qk_norm".into(), json!(c.qk_layernorm));
         },
     },
-    Setting::Keys { read: |fields, c| read_pairs(fields, c, FORM), write: rope::write },
+    Setting::Group(&FORM),
 ];

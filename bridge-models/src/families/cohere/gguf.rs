@@ -10,9 +10,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "command-r",
     settings: &[SIZES, ROTATED, OWN],
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[EMBEDDING, NORMS, ATTENTION, UNIT],
+    ..GgufFamily::USUAL
 };
 
 const OWN: &[GgufSetting] = &[

@@ -1,6 +1,7 @@
 //! Settings of Cohere 2; absent ones have the values of `Cohere2Config`.
 
 use crate::families::prelude::*;
+use crate::huggingface::windows::WindowedRope;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),
@@ -11,7 +12,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
         write: windows::write_pattern,
     },
-    Setting::Keys { read: read_rope, write: rope::write },
+    Setting::Group(&WindowedRope(RopeForm { interleaved: true, ..RopeForm::USUAL })),
 ];
 
 /// Settings of the first generation too.
@@ -29,20 +30,3 @@ pub(crate) const LAYERS: &[Setting] = &[
     Setting::Number("logit_scale", |c| &mut c.logit_multiplier, |_, _| Ok(0.0625)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
 ];
-
-/// Layers without a window have no positions.
-fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    rope::read(fields, config, RopeForm::USUAL)?;
-    let without: Vec<bool> = windows::windowed_layers(config).into_iter().map(|has_window| !has_window).collect();
-    match (LayerPattern::from_list(without), &mut config.position_embedding) {
-        (LayerPattern::All, positions) => *positions = PositionEmbedding::None,
-        (layers, PositionEmbedding::Rope(rope)) => {
-            rope.interleaved = true;
-            config.no_rope_layers = layers;
-        }
-        (_, PositionEmbedding::LearnedAbsolute | PositionEmbedding::Relative(_) | PositionEmbedding::None) => {
-            unreachable!("rotary positions were read")
-        }
-    }
-    Ok(())
-}

@@ -25,30 +25,16 @@ pub(super) const SETTINGS: &[Setting] = &[
     },
 ];
 
-/// Without a table frequencies are scaled as in Llama 3.
+/// Without a table frequencies are scaled as in Llama 3, and a base beside it says nothing.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    rope::read(fields, config, FORM)?;
-    // transformers takes an empty old table for none, and an empty new one for frequencies that are
-    // not scaled.
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    let has_table = old.is_some() || fields.get("rope_parameters").is_some();
-    if let PositionEmbedding::Rope(rope) = &mut config.position_embedding
-        && !has_table
-    {
-        let usual = Map::from_iter(usual_scaling());
-        let table = Fields::from_table("rope_parameters.", &usual);
-        *rope = rope::read_table(fields, Some(&table), config.max_position_embeddings, FORM)?;
-    }
-    Ok(())
-}
-
-fn usual_scaling() -> [(String, Value); 6] {
-    [
-        ("rope_type".into(), json!("llama3")),
-        ("rope_theta".into(), json!(FORM.theta)),
-        ("factor".into(), json!(16.0)),
-        ("low_freq_factor".into(), json!(1.0)),
-        ("high_freq_factor".into(), json!(4.0)),
-        ("original_max_position_embeddings".into(), json!(8192)),
-    ]
+    fields.ask("rope_theta");
+    let usual = json!({
+        "rope_type": "llama3",
+        "rope_theta": FORM.theta,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    });
+    rope::read_or(fields, config, FORM, &usual).map(drop)
 }

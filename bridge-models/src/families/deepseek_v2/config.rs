@@ -1,23 +1,13 @@
 //! Settings of DeepSeek-V2; absent ones have the values of `DeepseekV2Config`.
 
-use crate::families::deepseek_v3::config::{
-    HEADS, OWN_KEYS, SHARED, latent, read_latent_rope, read_query_rank, write_query_rank,
-};
-use crate::families::mixture::{
-    FACTOR, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
-};
+use crate::families::deepseek_v3::config::{LatentSizes, SHARED, read_latent_rope};
+use crate::families::mixture::{ExpertFactor, FACTOR, FIRST_DENSE, FirstDense, SharedExperts, set_groups};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(2048)),
-    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1536), write: write_query_rank },
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    HEADS,
+    Setting::Group(&LatentSizes { query: Some(1536), key_value: 512, rotated: 64, plain: 128, value: Some(128) }),
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1407)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(64)),
     size("num_experts_per_tok", |c| &mut experts(c).topk),
@@ -25,11 +15,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Only("norm_topk_prob", || json!(false)),
     Setting::Only("moe_layer_freq", || json!(1)),
     Setting::Keys { read: read_router, write: write_router },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, Some(2)),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
-    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 0), write: write_first_dense },
+    Setting::Group(&ExpertFactor(FACTOR, 1.0)),
+    Setting::Group(&SharedExperts(SHARED, Some(2))),
+    Setting::Group(&FirstDense(FIRST_DENSE, 0)),
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
@@ -56,14 +44,9 @@ fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
         let absent = |key| fields.error(key, "no value", "an integer of at least 1");
         let groups = sizes[0].ok_or_else(|| absent("n_group"))?;
         let chosen = sizes[1].ok_or_else(|| absent("topk_group"))?;
-        let divides = moe.num_experts.is_multiple_of(groups);
-        let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
-        fields.require(divides, "n_group", &groups.to_string(), &expected)?;
-        if groups > 1 {
-            (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(1));
-        }
+        set_groups(fields, config, "n_group", [groups, chosen, 1])?;
     }
-    read_factor(fields, config, FACTOR, 1.0)
+    Ok(())
 }
 
 fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
@@ -71,5 +54,4 @@ fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert(METHOD.into(), json!(METHODS[usize::from(moe.num_groups.is_some())]));
     settings.insert("n_group".into(), json!(moe.num_groups));
     settings.insert("topk_group".into(), json!(moe.group_topk));
-    write_factor(config, settings, FACTOR);
 }

@@ -1,31 +1,22 @@
 //! Settings of DeepSeek-V3; absent ones have the values of `DeepseekV3Config`.
 
 use crate::decoder::LatentConfig;
-use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
-    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1536), write: write_query_rank },
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    HEADS,
+    Setting::Group(&LatentSizes { query: Some(1536), key_value: 512, rotated: 64, plain: 128, value: Some(128) }),
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
     Setting::Only("moe_layer_freq", || json!(1)),
-    Setting::Keys { read: |fields, c| ROUTER.read(fields, c), write: SigmoidRouter::write },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
-    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 3), write: write_first_dense },
+    Setting::Group(&ROUTER),
+    Setting::Group(&SharedExperts(SHARED, Some(1))),
+    Setting::Group(&FirstDense(FIRST_DENSE, 3)),
     PREDICTED_LAYERS,
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
@@ -35,36 +26,55 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
 
-/// Requirement that each head has keys of its own.
-pub(crate) const OWN_KEYS: Setting = Setting::Rule(|fields, c| {
-    let (heads, found) = (c.num_attention_heads, c.num_query_groups);
-    let expected = format!("num_attention_heads ({heads}): each head has keys of its own");
-    fields.require(found == heads, "num_key_value_heads", &found.to_string(), &expected)
-});
+/// Sizes of latent attention where no key says them, in a family whose heads have keys of their own.
+pub(crate) struct LatentSizes {
+    /// Elements of the latent vector of queries. Null, in a file, projects queries without one.
+    pub query: Option<usize>,
+    /// Elements of the latent vector of keys and values.
+    pub key_value: usize,
+    /// Elements of a head that are rotated.
+    pub rotated: usize,
+    /// Other elements of a head of queries and keys.
+    pub plain: usize,
+    /// Elements of a head of values; the hidden size over the number of heads if there is none.
+    pub value: Option<usize>,
+}
 
-/// Size of a head of latent attention, of which a part is rotated.
-pub(crate) const HEADS: Setting = Setting::Always(|c| {
-    c.kv_channels = latent(c).qk_head_dim + latent(c).qk_pos_emb_head_dim;
-    c.qk_layernorm = true;
-});
+impl KeyGroup for LatentSizes {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let (heads, found) = (config.num_attention_heads, config.num_query_groups);
+        let expected = format!("num_attention_heads ({heads}): each head has keys of its own");
+        fields.require(found == heads, "num_key_value_heads", &found.to_string(), &expected)?;
+        let rank = fields.size(QUERY_RANK)?;
+        let usual = self.value.unwrap_or(config.hidden_size / config.num_attention_heads);
+        let latent = latent(config);
+        latent.q_lora_rank = if fields.has(QUERY_RANK) { rank } else { self.query };
+        latent.kv_lora_rank = fields.size("kv_lora_rank")?.unwrap_or(self.key_value);
+        latent.qk_pos_emb_head_dim = fields.size("qk_rope_head_dim")?.unwrap_or(self.rotated);
+        latent.qk_head_dim = fields.size("qk_nope_head_dim")?.unwrap_or(self.plain);
+        latent.v_head_dim = fields.size("v_head_dim")?.unwrap_or(usual);
+        (config.kv_channels, config.qk_layernorm) = (latent.qk_head_dim + latent.qk_pos_emb_head_dim, true);
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let Some(latent) = &config.latent else { return };
+        settings.insert(QUERY_RANK.into(), json!(latent.q_lora_rank));
+        settings.insert("kv_lora_rank".into(), json!(latent.kv_lora_rank));
+        settings.insert("qk_rope_head_dim".into(), json!(latent.qk_pos_emb_head_dim));
+        settings.insert("qk_nope_head_dim".into(), json!(latent.qk_head_dim));
+        settings.insert("v_head_dim".into(), json!(latent.v_head_dim));
+    }
+}
+
+const QUERY_RANK: &str = "q_lora_rank";
 
 /// The latent attention that every model of the family has.
 pub(crate) fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
     config.latent.get_or_insert_with(LatentConfig::neutral)
 }
 
-/// `null` projects queries without a latent vector, absence with one of `absent` elements.
-pub(crate) fn read_query_rank(fields: &Fields, config: &mut DecoderConfig, absent: usize) -> Result<(), HfError> {
-    let rank = fields.size("q_lora_rank")?;
-    latent(config).q_lora_rank = if fields.has("q_lora_rank") { rank } else { Some(absent) };
-    Ok(())
-}
-
-pub(crate) fn write_query_rank(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert("q_lora_rank".into(), json!(config.latent.as_ref().and_then(|latent| latent.q_lora_rank)));
-}
-
-const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, normalizes: true };
+const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, ..SigmoidRouter::UNGROUPED };
 
 /// Number of layers of multi-token prediction.
 pub(crate) const PREDICTED_LAYERS: Setting = Setting::Keys { read: read_predictions, write: write_predictions };
@@ -107,10 +117,7 @@ pub(crate) fn read_latent_rope(
     // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's
     // alone.
     if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_))) {
-        let table = fields.filled_table("rope_scaling", "rope_scaling.")?;
-        let table =
-            table.map_or_else(|| fields.table("rope_parameters", "rope_parameters."), |table| Ok(Some(table)))?;
-        if let Some(table) = table {
+        if let Some(table) = rope::table(fields)? {
             let found = table.number("mscale_all_dim")?.unwrap_or(0.0);
             let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
             table.require(found == 0.0, "mscale_all_dim", &found.to_string(), expected)?;

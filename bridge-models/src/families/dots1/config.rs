@@ -1,7 +1,7 @@
 //! Settings of dots.llm1; absent ones have the values of `Dots1Config`.
 
 use crate::families::deepseek_v3::config::SHARED;
-use crate::families::mixture::{SigmoidRouter, read_first_dense, read_shared, write_first_dense, write_shared};
+use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -13,12 +13,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1408)),
     size("n_routed_experts", |c| &mut experts(c).num_experts),
     size("num_experts_per_tok", |c| &mut experts(c).topk),
-    Setting::Keys { read: |fields, c| ROUTER.read(fields, c), write: SigmoidRouter::write },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, None),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
-    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 0), write: write_first_dense },
+    Setting::Group(&ROUTER),
+    Setting::Group(&SharedExperts(SHARED, None)),
+    Setting::Group(&FirstDense(FIRST_DENSE, 0)),
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),

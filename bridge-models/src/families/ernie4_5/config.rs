@@ -3,7 +3,7 @@
 use crate::families::prelude::*;
 use crate::families::seed_oss::config::HEAD_SIZE_128;
 
-const FORM: RopeForm = RopeForm { theta: 500_000.0, ..RopeForm::USUAL };
+const FORM: RopeForm = RopeForm { theta: 500_000.0, interleaved: true, ..RopeForm::USUAL };
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -20,19 +20,10 @@ pub(super) const SETTINGS: &[Setting] = &[
 
 /// Rotation of neighbouring pairs by positions that are not divided.
 pub(crate) const POSITIONS: Setting = Setting::Rows(&[
-    Setting::Keys { read: |fields, c| read_pairs(fields, c, FORM), write: rope::write },
+    Setting::Group(&FORM),
     // A divisor of positions in the files' own code.
     Setting::Rule(|fields, _| {
         let ratio = fields.number("compression_ratio")?.unwrap_or(1.0);
         fields.require(ratio == 1.0, "compression_ratio", &ratio.to_string(), "1: others are not implemented")
     }),
 ]);
-
-/// Rotation of neighbouring pairs, in all layers.
-pub(crate) fn read_pairs(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) -> Result<(), HfError> {
-    rope::read(fields, config, form)?;
-    if let PositionEmbedding::Rope(rope) = &mut config.position_embedding {
-        rope.interleaved = true;
-    }
-    Ok(())
-}

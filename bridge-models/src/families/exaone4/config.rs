@@ -14,7 +14,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(BLOCKS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, RopeForm::USUAL), write: rope::write },
+    Setting::Group(&RopeForm::USUAL),
     WINDOWS,
 ];
 
@@ -32,10 +32,7 @@ fn read_windows(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErr
         return Ok(());
     }
     windows::set(config, size, layers.clone());
-    match LayerPattern::from_list(layers.into_iter().map(|has_window| !has_window).collect()) {
-        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
-        without => config.no_rope_layers = without,
-    }
+    windows::set_unrotated(config, layers.into_iter().map(|has_window| !has_window).collect());
     Ok(())
 }
 

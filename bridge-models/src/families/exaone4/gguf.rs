@@ -9,7 +9,7 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "exaone4",
     settings: SETTINGS,
-    switches: &[],
     windows: GgufWindows::Stored,
     tensors: &[ENDS, NORMS, ATTENTION, QK_NORMS, UNIT],
+    ..GgufFamily::USUAL
 };

@@ -1,8 +1,6 @@
 //! Settings of K-EXAONE; absent ones have the values of `ExaoneMoeConfig`.
 
-use crate::families::mixture::{
-    SigmoidRouter, read_first_dense, read_mlp_layer_types, read_shared, write_mlp_layer_types, write_shared,
-};
+use crate::families::mixture::{FIRST_DENSE, FirstDense, MlpLayerTypes, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -16,15 +14,9 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
-    Setting::Keys { read: |fields, c| ROUTER.read(fields, c), write: SigmoidRouter::write },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, "num_shared_experts", Some(1)),
-        write: |c, settings| write_shared(c, settings, "num_shared_experts"),
-    },
-    Setting::Keys {
-        read: |fields, c| read_mlp_layer_types(fields, c, |fields, c| read_first_dense(fields, c, 1)),
-        write: write_mlp_layer_types,
-    },
+    Setting::Group(&ROUTER),
+    Setting::Group(&SharedExperts("num_shared_experts", Some(1))),
+    Setting::Group(&MlpLayerTypes(Some(FirstDense(FIRST_DENSE, 1)))),
     Setting::Rows(BLOCKS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
@@ -49,11 +41,7 @@ fn read_window(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
             (1..=config.num_layers).map(|number| size.is_some() && !number.is_multiple_of(pattern)).collect()
         }
     };
-    let without = layers.iter().map(|has_window| size.is_some() && !has_window).collect();
-    match LayerPattern::from_list(without) {
-        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
-        layers => config.no_rope_layers = layers,
-    }
+    windows::set_unrotated(config, layers.iter().map(|has_window| size.is_some() && !has_window).collect());
     windows::set_switched(fields, config, size, layers)
 }
 

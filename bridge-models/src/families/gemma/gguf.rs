@@ -9,9 +9,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "gemma",
     settings: SETTINGS,
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[EMBEDDING, NORMS, ATTENTION, UNIT],
+    ..GgufFamily::USUAL
 };
 
 /// Embedding, where it is the output too.

@@ -15,16 +15,9 @@ pub(crate) const CAPPED: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     ROPE,
     Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, 2), write: windows::write_pattern },
-    Setting::Keys { read: |fields, c| read_logits_cap(fields, c, Some(30.0)), write: write_logits_cap },
-    Setting::Keys {
-        read: |fields, c| {
-            c.attention_softcap = cap(fields, SCORES_CAP, Some(50.0))?;
-            Ok(())
-        },
-        write: |c, settings| {
-            settings.insert(SCORES_CAP.into(), json!(c.attention_softcap));
-        },
-    },
+    Setting::NumberOrNone("final_logit_softcapping", |c| &mut c.logit_softcap, Some(30.0)),
+    // Gemma 3 has its key too, but transformers caps no scores there.
+    Setting::NumberOrNone("attn_logit_softcapping", |c| &mut c.attention_softcap, Some(50.0)),
 ];
 
 /// Settings of Gemma 3 too.
@@ -53,25 +46,4 @@ fn write_scale(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let is_whole = size.fract() == 0.0 && size < 1e15;
     let value = if is_whole { json!(size as u64) } else { json!(size) };
     settings.insert("query_pre_attn_scalar".into(), value);
-}
-
-/// Gemma 2's cap on scores. Gemma 3 has its key too, but transformers caps no scores there.
-const SCORES_CAP: &str = "attn_logit_softcapping";
-
-const LOGITS_CAP: &str = "final_logit_softcapping";
-
-/// A soft cap; null means no cap, and `absent` is the value without a key.
-fn cap(fields: &Fields, key: &str, absent: Option<f64>) -> Result<Option<f64>, HfError> {
-    if fields.has(key) { fields.number(key) } else { Ok(absent) }
-}
-
-/// Reads the soft cap on logits.
-pub(crate) fn read_logits_cap(fields: &Fields, config: &mut DecoderConfig, absent: Option<f64>) -> Result<(), HfError> {
-    config.logit_softcap = cap(fields, LOGITS_CAP, absent)?;
-    Ok(())
-}
-
-/// Writes the soft cap on logits.
-pub(crate) fn write_logits_cap(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert(LOGITS_CAP.into(), json!(config.logit_softcap));
 }

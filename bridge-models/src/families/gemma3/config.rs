@@ -1,6 +1,6 @@
 //! Settings of Gemma 3; absent ones have the values of `Gemma3TextConfig`.
 
-use crate::families::gemma2::config::{LAYERS, read_logits_cap, write_logits_cap};
+use crate::families::gemma2::config::LAYERS;
 use crate::families::prelude::*;
 use crate::huggingface::rope::ByLayerType;
 
@@ -26,10 +26,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
         write: windows::write_pattern,
     },
-    Setting::Keys {
-        read: |fields, c| rope::read_by_layer_type(fields, c, FORM),
-        write: |c, settings| rope::write_by_layer_type(c, settings, FORM),
-    },
-    Setting::Keys { read: |fields, c| read_logits_cap(fields, c, None), write: write_logits_cap },
+    Setting::Group(&FORM),
+    Setting::NumberOrNone("final_logit_softcapping", |c| &mut c.logit_softcap, None),
     Setting::Unused(&["_sliding_window_pattern"]),
 ];

@@ -1,9 +1,8 @@
 //! Settings of GLM; absent ones have the values of `GlmConfig`. GLM-4 shares all rows.
 
-use crate::families::ernie4_5::config::read_pairs;
 use crate::families::prelude::*;
 
-const FORM: RopeForm = RopeForm { percent: Some(0.5), ..RopeForm::USUAL };
+const FORM: RopeForm = RopeForm { percent: Some(0.5), interleaved: true, ..RopeForm::USUAL };
 
 pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -14,5 +13,5 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Switch("attention_bias", |c| &mut c.qkv_bias, true),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1.5625e-7)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| read_pairs(fields, c, FORM), write: rope::write_with_percent },
+    Setting::Group(&FORM),
 ];

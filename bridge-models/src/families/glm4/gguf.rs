@@ -9,8 +9,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     architecture: "glm4",
     settings: &[SIZES, PARTLY_ROTATED, RMS_NORM],
     switches: &[("blk.0.attn_q.bias", "attention_bias")],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, ATTENTION, OWN],
+    ..GgufFamily::USUAL
 };
 
 const OWN: &[GgufName] = &[

@@ -13,8 +13,6 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
         ("attention.head_count", "n_head", GgufNumber::Count),
         ("attention.layer_norm_epsilon", "layer_norm_epsilon", GgufNumber::Float),
     ]],
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[&[
         ("token_embd.weight", "transformer.wte.weight", Rearrangement::None),
         ("position_embd.weight", "transformer.wpe.weight", Rearrangement::None),
@@ -34,4 +32,5 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
         ("blk.{}.ffn_down.weight", "transformer.h.{}.mlp.c_proj.weight", Rearrangement::Transposed),
         ("blk.{}.ffn_down.bias", "transformer.h.{}.mlp.c_proj.bias", Rearrangement::None),
     ]],
+    ..GgufFamily::USUAL
 };

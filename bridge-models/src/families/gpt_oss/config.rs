@@ -47,11 +47,6 @@ fn write_clamp(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 
 /// YaRN as in the first of these models where the file has no table, with the keys beside it.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    const FORM: RopeForm = RopeForm { theta: 150_000.0, ..RopeForm::USUAL };
-    // An empty new table means plain positions; an empty old one says nothing.
-    if fields.get("rope_parameters").is_some() || fields.filled_table("rope_scaling", "rope_scaling.")?.is_some() {
-        return rope::read(fields, config, FORM);
-    }
     let usual = json!({
         "rope_type": "yarn",
         "factor": 32.0,
@@ -60,9 +55,5 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
         "truncate": false,
         "original_max_position_embeddings": 4096,
     });
-    let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
-    let rope = rope::read_table(fields, usual.as_ref(), config.max_position_embeddings, FORM)?;
-    rope::check_pairs(fields, config, &rope, FORM)?;
-    config.position_embedding = PositionEmbedding::Rope(rope);
-    Ok(())
+    rope::read_or(fields, config, RopeForm { theta: 150_000.0, ..RopeForm::USUAL }, &usual).map(drop)
 }

@@ -15,6 +15,6 @@ pub(crate) const SETTINGS: &[Setting] = &[
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write },
+    Setting::Group(&FORM),
     Setting::Unused(&["eod_token_id"]),
 ];

@@ -2,28 +2,22 @@
 
 use bridge_core::config::AttentionVariant;
 
-use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, latent, write_query_rank};
-use crate::families::mixture::{
-    FACTOR, read_factor, read_first_dense, read_mlp_layer_types, read_shared, sigmoid_router, write_factor,
-    write_mlp_layer_types, write_shared,
-};
+use crate::families::deepseek_v3::config::LatentSizes;
+use crate::families::mixture::{FIRST_DENSE, FirstDense, MlpLayerTypes, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    OWN_KEYS,
     size_or("model_max_length", |c| &mut c.max_position_embeddings, |_, _| Ok(1 << 20)),
-    Setting::Rows(LATENT),
+    Setting::Group(&LATENT),
     Setting::Keys { read: read_linear, write: write_linear },
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1024)),
     size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
     size_or("num_experts_per_token", |c| &mut experts(c).topk, |_, _| Ok(8)),
-    Setting::Keys { read: |fields, c| read_router(fields, c, [1, 1], 2.446), write: write_router },
-    Setting::Keys {
-        read: |fields, c| read_mlp_layer_types(fields, c, |fields, c| read_first_dense(fields, c, 1)),
-        write: write_mlp_layer_types,
-    },
+    Setting::Group(&ROUTER),
+    Setting::Group(&SharedExperts("num_shared_experts", Some(1))),
+    Setting::Group(&MlpLayerTypes(Some(FirstDense(FIRST_DENSE, 1)))),
     Setting::Only("moe_router_activation_func", || json!("sigmoid")),
     Setting::Only("moe_layer_freq", || json!(1)),
     Setting::Only("mla_use_nope", || json!(true)),
@@ -38,20 +32,8 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Latent attention, which projects queries without a latent vector if no key says otherwise.
-pub(crate) const LATENT: &[Setting] = &[
-    Setting::Keys {
-        read: |fields, c| {
-            latent(c).q_lora_rank = fields.size("q_lora_rank")?;
-            Ok(())
-        },
-        write: write_query_rank,
-    },
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    HEADS,
-];
+pub(crate) const LATENT: LatentSizes =
+    LatentSizes { query: None, key_value: 512, rotated: 64, plain: 128, value: Some(128) };
 
 /// Heads of one size for keys and values, each with a decay a channel.
 pub(crate) fn set_kimi_heads(config: &mut DecoderConfig, heads: usize, size: usize) {
@@ -111,35 +93,9 @@ fn write_linear(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("linear_attn_config".into(), table);
 }
 
-/// DeepSeek-V3's router under other names, with these numbers of groups, and of groups a token
-/// uses, where no key says them.
-pub(crate) fn read_router(
-    fields: &Fields,
-    config: &mut DecoderConfig,
-    [groups, chosen]: [usize; 2],
-    factor: f64,
-) -> Result<(), HfError> {
-    let groups = fields.size("num_expert_group")?.unwrap_or(groups);
-    let chosen = fields.size("topk_group")?.unwrap_or(chosen);
-    let normalizes = fields.bool("moe_renormalize")?.unwrap_or(true);
-    let moe = sigmoid_router(config);
-    let expected = format!("a divisor of num_experts ({})", moe.num_experts);
-    fields.require(moe.num_experts.is_multiple_of(groups), "num_expert_group", &groups.to_string(), &expected)?;
-    if groups > 1 {
-        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
-    }
-    moe.raw_scores = !normalizes;
-    read_factor(fields, config, FACTOR, factor)?;
-    read_shared(fields, config, SHARED, Some(1))
-}
-
-pub(crate) fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let Some(moe) = &config.moe else { return };
-    settings.insert("num_expert_group".into(), json!(moe.num_groups.unwrap_or(1)));
-    settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
-    settings.insert("moe_renormalize".into(), json!(!moe.raw_scores));
-    write_factor(config, settings, FACTOR);
-    write_shared(config, settings, SHARED);
-}
-
-const SHARED: &str = "num_shared_experts";
+/// DeepSeek-V3's router under other names.
+pub(crate) const ROUTER: SigmoidRouter = SigmoidRouter {
+    keys: ["num_expert_group", "topk_group", "moe_renormalize"],
+    factor: 2.446,
+    ..SigmoidRouter::UNGROUPED
+};

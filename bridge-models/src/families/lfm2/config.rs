@@ -30,7 +30,7 @@ pub(crate) const SIZES_AND_POSITIONS: &[Setting] = &[
     Setting::KeyValueHeads(8),
     HEAD_SIZE,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(128_000)),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, ROPE), write: rope::write },
+    Setting::Group(&ROPE),
 ];
 
 /// Settings of the blocks. The layers are set before.

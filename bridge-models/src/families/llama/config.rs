@@ -72,5 +72,4 @@ pub(crate) const ATTENTION_BIAS: &[Setting] =
     &[Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false), Setting::Always(|c| c.proj_bias = c.qkv_bias)];
 
 /// Whole heads that are rotated by the usual base.
-pub(crate) const ROPE: Setting =
-    Setting::Keys { read: |fields, c| rope::read(fields, c, RopeForm::USUAL), write: rope::write };
+pub(crate) const ROPE: Setting = Setting::Group(&RopeForm::USUAL);

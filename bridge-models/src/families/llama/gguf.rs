@@ -8,8 +8,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     architecture: "llama",
     settings: SETTINGS,
     switches: &[("blk.0.attn_q.bias", "attention_bias"), ("blk.0.ffn_up.bias", "mlp_bias")],
-    windows: GgufWindows::Ignored,
     tensors: TENSORS,
+    ..GgufFamily::USUAL
 };
 
 pub(in crate::families) const SETTINGS: &[&[GgufSetting]] = &[SIZES, RMS_NORM, ROTATED];

@@ -71,13 +71,9 @@ const TIME_STEPS: &str = "time_step_limit";
 /// The range of time steps. Python's Infinity, or a number beyond the range of float32, means no
 /// limit.
 fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let Some(limits) = fields.get(TIME_STEPS) else {
-        return Ok(());
-    };
+    let Some(limits) = fields.get(TIME_STEPS) else { return Ok(()) };
     let wrong = || fields.error(TIME_STEPS, &limits.to_string(), "a least and a largest time step");
-    let [least, largest] = limits.as_array().map(Vec::as_slice).ok_or_else(wrong)? else {
-        return Err(wrong());
-    };
+    let [least, largest] = limits.as_array().map(Vec::as_slice).ok_or_else(wrong)? else { return Err(wrong()) };
     let mamba = mamba(config);
     mamba.least_time_step = least.as_f64().filter(|step| *step >= 0.0).ok_or_else(wrong)?;
     mamba.largest_time_step = match largest {
@@ -89,9 +85,7 @@ fn read_time_steps(fields: &Fields, config: &mut DecoderConfig) -> Result<(), Hf
 
 /// Writes nothing for the default range.
 fn write_time_steps(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let Some(mamba) = config.hybrid.as_ref().map(|hybrid| hybrid.mamba) else {
-        return;
-    };
+    let Some(mamba) = config.hybrid.as_ref().map(|hybrid| hybrid.mamba) else { return };
     if mamba.least_time_step != 0.0 || mamba.largest_time_step.is_some() {
         let largest = from_number(mamba.largest_time_step.unwrap_or(f64::INFINITY));
         settings.insert(TIME_STEPS.into(), json!([mamba.least_time_step, largest]));

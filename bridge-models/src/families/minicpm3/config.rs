@@ -1,22 +1,14 @@
 //! Settings of MiniCPM3; absent ones have the values of `MiniCPM3Config`.
 
-use crate::families::deepseek_v3::config::{
-    HEADS, OWN_KEYS, latent, read_latent_rope, read_query_rank, write_query_rank,
-};
+use crate::families::deepseek_v3::config::{LatentSizes, read_latent_rope};
 use crate::families::prelude::*;
 use crate::huggingface::settings::as_said;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
     Setting::KeyValueHeads(40),
-    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(32_768)),
-    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 768), write: write_query_rank },
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(256)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(32)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(64)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, c| Ok(c.hidden_size / c.num_attention_heads)),
-    HEADS,
+    Setting::Group(&LatentSizes { query: Some(768), key_value: 256, rotated: 32, plain: 64, value: None }),
     Setting::Rows(BLOCKS),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.1)),
     Setting::Rows(ATTENTION_BIAS),

@@ -36,16 +36,7 @@ fn read_positions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfE
         "mscale": 1.0,
         BETA: 0.1,
     });
-    if fields.get("rope_parameters").is_none() && fields.filled_table("rope_scaling", "rope_scaling.")?.is_none() {
-        let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
-        let rope = rope::read_table(fields, usual.as_ref(), config.max_position_embeddings, RopeForm::USUAL)?;
-        rope::check_pairs(fields, config, &rope, RopeForm::USUAL)?;
-        config.position_embedding = PositionEmbedding::Rope(rope);
-        return read_query_scale(usual.as_ref(), config);
-    }
-    rope::read(fields, config, RopeForm::USUAL)?;
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
+    let table = rope::read_or(fields, config, RopeForm::USUAL, &usual)?;
     read_query_scale(table.as_ref(), config)
 }
 
@@ -53,9 +44,7 @@ fn read_positions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfE
 /// the rotary settings, which are read before.
 pub(crate) fn read_query_scale(table: Option<&Fields>, config: &mut DecoderConfig) -> Result<(), HfError> {
     let Some(table) = table else { return Ok(()) };
-    let Some(beta) = table.number(BETA)?.filter(|beta| *beta != 0.0) else {
-        return Ok(());
-    };
+    let Some(beta) = table.number(BETA)?.filter(|beta| *beta != 0.0) else { return Ok(()) };
     let of_scaling = match &config.position_embedding {
         PositionEmbedding::Rope(RopeConfig { scaling: Some(RopeScaling::Yarn(yarn)), .. }) => {
             Some(yarn.original_max_position_embeddings)

@@ -7,7 +7,6 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "llama",
     settings: SETTINGS,
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: TENSORS,
+    ..GgufFamily::USUAL
 };

@@ -1,31 +1,21 @@
 //! Settings of Mistral 4; absent ones have the values of `Mistral4Config`.
 
-use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, SHARED, latent, read_query_rank, write_query_rank};
+use crate::families::deepseek_v3::config::{LatentSizes, SHARED};
 use crate::families::ministral3::config::{read_query_scale, write_positions};
-use crate::families::mixture::{
-    FACTOR, read_factor, read_first_dense, read_shared, write_factor, write_first_dense, write_shared,
-};
+use crate::families::mixture::{ExpertFactor, FACTOR, FIRST_DENSE, FirstDense, SharedExperts, set_groups};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(1_048_576)),
-    Setting::Keys { read: |fields, c| read_query_rank(fields, c, 1024), write: write_query_rank },
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(256)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(64)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    HEADS,
+    Setting::Group(&LatentSizes { query: Some(1024), key_value: 256, rotated: 64, plain: 64, value: Some(128) }),
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(128)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(4)),
     Setting::Keys { read: read_router, write: write_router },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
-    Setting::Keys { read: |fields, c| read_first_dense(fields, c, 0), write: write_first_dense },
+    Setting::Group(&ExpertFactor(FACTOR, 1.0)),
+    Setting::Group(&SharedExperts(SHARED, Some(1))),
+    Setting::Group(&FirstDense(FIRST_DENSE, 0)),
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
@@ -40,13 +30,8 @@ fn read_router(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     let [groups, chosen] = [fields.size("n_group")?.unwrap_or(1), fields.size("topk_group")?.unwrap_or(1)];
     let is_normalized = fields.bool("norm_topk_prob")?.unwrap_or(true);
     let moe = experts(config);
-    let expected = format!("a divisor of n_routed_experts ({})", moe.num_experts);
-    fields.require(moe.num_experts.is_multiple_of(groups), "n_group", &groups.to_string(), &expected)?;
-    if groups > 1 {
-        (moe.num_groups, moe.group_topk, moe.group_score_topk) = (Some(groups), Some(chosen), Some(2));
-    }
     (moe.router_precision, moe.pre_softmax) = (Some(RouterDType::Fp32), !is_normalized);
-    read_factor(fields, config, FACTOR, 1.0)
+    set_groups(fields, config, "n_group", [groups, chosen, 2])
 }
 
 fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
@@ -54,7 +39,6 @@ fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("n_group".into(), json!(moe.num_groups.unwrap_or(1)));
     settings.insert("topk_group".into(), json!(moe.group_topk.unwrap_or(1)));
     settings.insert("norm_topk_prob".into(), json!(!moe.pre_softmax));
-    write_factor(config, settings, FACTOR);
 }
 
 const SHARE: &str = "partial_rotary_factor";
@@ -80,10 +64,8 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
         "mscale": 1.0,
         "llama_4_scaling_beta": 0.1,
     });
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
     let usual = usual.as_object().map(|usual| Fields::from_table("rope_parameters.", usual));
-    let table = table.or(usual);
+    let table = rope::table(fields)?.or(usual);
     let form = RopeForm { percent: Some(rotated_share(config)), ..RopeForm::USUAL };
     let rope = rope::read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
     match (&rope.scaling, table.map_or(Ok(None), |table| table.number("mscale_all_dim"))?.unwrap_or(0.0)) {

@@ -14,9 +14,6 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(BLOCKS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys {
-        read: |fields, c| rope::read(fields, c, RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL }),
-        write: rope::write,
-    },
+    Setting::Group(&RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL }),
     Setting::Keys { read: |fields, c| windows::read_of_all(fields, c, None), write: windows::write_of_all },
 ];

@@ -13,5 +13,5 @@ pub(super) const SETTINGS: &[Setting] = &[
     }),
     Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.0134)),
     Setting::Number("norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write_with_percent },
+    Setting::Group(&FORM),
 ];

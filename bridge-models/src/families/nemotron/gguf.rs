@@ -11,8 +11,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     architecture: "nemotron",
     settings: &[SIZES, PARTLY_ROTATED, &[("attention.layer_norm_epsilon", "norm_eps", GgufNumber::Float)]],
     switches: &[("blk.0.attn_q.bias", "attention_bias"), ("blk.0.ffn_up.bias", "mlp_bias")],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, gemma::gguf::NORMS, NORM_BIASES, ATTENTION, PLAIN],
+    ..GgufFamily::USUAL
 };
 
 const ENDS: &[GgufName] = &[

@@ -99,7 +99,7 @@ fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     ] {
         settings.extend(size.map(|size| (key.to_owned(), json!(size))));
     }
-    SigmoidRouter::write(config, settings);
+    ROUTER.write(config, settings);
 }
 
 /// The blocks by letter and by the names that they have in lists; the first name is the one

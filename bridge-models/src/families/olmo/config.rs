@@ -18,12 +18,4 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Limit of queries, keys and values.
-pub(crate) const CLIP_QKV: Setting = Setting::Keys {
-    read: |fields, c| {
-        c.clip_qkv = fields.number("clip_qkv")?;
-        Ok(())
-    },
-    write: |c, settings| {
-        settings.insert("clip_qkv".into(), serde_json::json!(c.clip_qkv));
-    },
-};
+pub(crate) const CLIP_QKV: Setting = Setting::NumberOrNone("clip_qkv", |c| &mut c.clip_qkv, None);

@@ -8,9 +8,9 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "olmo2",
     settings: SETTINGS,
-    switches: &[],
     windows: GgufWindows::Refused,
     tensors: &[ENDS, NORMS, ATTENTION, QK_NORMS, UNIT],
+    ..GgufFamily::USUAL
 };
 
 /// Norms behind the two blocks of a layer.

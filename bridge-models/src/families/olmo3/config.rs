@@ -16,8 +16,5 @@ const FORM: ByLayerType = ByLayerType {
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(LAYERS),
     Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 4096, 4), write: windows::write_pattern },
-    Setting::Keys {
-        read: |fields, c| rope::read_by_layer_type(fields, c, FORM),
-        write: |c, settings| rope::write_by_layer_type(c, settings, FORM),
-    },
+    Setting::Group(&FORM),
 ];

@@ -58,9 +58,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 /// Leaves the model without rotation if the base of the frequencies is null. transformers rotates
 /// by its usual base where no key says it, also if the whole table is null.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-    let table = old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
-    let place = table.filter(|table| table.has("rope_theta")).unwrap_or(*fields);
+    let place = rope::table(fields)?.filter(|table| table.has("rope_theta")).unwrap_or(*fields);
     if place.has("rope_theta") && place.get("rope_theta").is_none() {
         return Ok(());
     }

@@ -28,5 +28,5 @@ pub(super) const SETTINGS: &[Setting] = &[
         fields.require(fits, "head_dim", &c.kv_channels.to_string(), &expected)
     }),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write_with_percent },
+    Setting::Group(&FORM),
 ];

@@ -22,9 +22,7 @@ const FORM: RopeForm =
 /// Plain frequencies or LongRoPE's: `Phi3Config` refuses all others.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     rope::read(fields, config, FORM)?;
-    let PositionEmbedding::Rope(read) = &config.position_embedding else {
-        return Ok(());
-    };
+    let PositionEmbedding::Rope(read) = &config.position_embedding else { return Ok(()) };
     let is_known = matches!(read.scaling, None | Some(RopeScaling::LongRope { .. }));
     fields.require(is_known, "rope_scaling.rope_type", "another scaling", "longrope or default, as Phi3Config does")
 }

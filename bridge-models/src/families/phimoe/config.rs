@@ -38,16 +38,11 @@ const FACTORS: [&str; 2] = ["short_mscale", "long_mscale"];
 /// Plain frequencies, or LongRoPE's with one factor for sequences of all lengths.
 fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     rope::read(fields, config, FORM)?;
-    let PositionEmbedding::Rope(rope) = &mut config.position_embedding else {
-        return Ok(());
-    };
+    let PositionEmbedding::Rope(rope) = &mut config.position_embedding else { return Ok(()) };
     match &mut rope.scaling {
         None => Ok(()),
         Some(RopeScaling::LongRope { attention_factor, .. }) => {
-            let old = fields.filled_table("rope_scaling", "rope_scaling.")?;
-            let table =
-                old.map_or_else(|| fields.filled_table("rope_parameters", "rope_parameters."), |old| Ok(Some(old)))?;
-            let table = table.unwrap_or(*fields);
+            let table = rope::table(fields)?.unwrap_or(*fields);
             let (short, long) = (table.required_number(FACTORS[0])?, table.required_number(FACTORS[1])?);
             let expected = format!("{short}, which is {}: one factor for sequences of all lengths", FACTORS[0]);
             table.require(short == long, FACTORS[1], &long.to_string(), &expected)?;

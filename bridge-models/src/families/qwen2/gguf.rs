@@ -8,7 +8,6 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "qwen2",
     settings: SETTINGS,
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, ATTENTION, UNIT],
+    ..GgufFamily::USUAL
 };

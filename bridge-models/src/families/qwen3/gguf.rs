@@ -8,8 +8,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     architecture: "qwen3",
     settings: SETTINGS,
     switches: &[("blk.0.attn_q.bias", "attention_bias")],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, ATTENTION, UNIT, QK_NORMS],
+    ..GgufFamily::USUAL
 };
 
 /// Embedding, last norm, output.

@@ -51,10 +51,7 @@ pub(crate) const HYBRID: &[Setting] = &[
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys {
-        read: |fields, c| rope::read(fields, c, RopeForm { percent: Some(0.25), ..RopeForm::USUAL }),
-        write: rope::write_with_percent,
-    },
+    Setting::Group(&RopeForm { percent: Some(0.25), ..RopeForm::USUAL }),
     Setting::Unused(&["mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"]),
 ];
 

@@ -10,8 +10,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     architecture: "seed_oss",
     settings: SETTINGS,
     switches: &[("blk.0.attn_q.bias", "attention_bias")],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, ATTENTION, UNIT],
+    ..GgufFamily::USUAL
 };
 
 const NORMS: &[GgufName] = &[

@@ -14,7 +14,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("mlp_bias", |c| &mut c.mlp_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
-    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write },
+    Setting::Group(&FORM),
     Setting::Keys { read: read_no_rope, write: write_no_rope },
     Setting::Keys { read: read_window, write: windows::write_switched },
     Setting::Unused(&["no_rope_layer_interval"]),
@@ -37,11 +37,7 @@ fn read_no_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErr
             (1..=config.num_layers).map(|number| !number.is_multiple_of(interval)).collect()
         }
     };
-    let without = rotated.into_iter().take(config.num_layers).map(|is_rotated| !is_rotated).collect();
-    match LayerPattern::from_list(without) {
-        LayerPattern::All => config.position_embedding = PositionEmbedding::None,
-        layers => config.no_rope_layers = layers,
-    }
+    windows::set_unrotated(config, rotated.into_iter().take(config.num_layers).map(|rotated| !rotated).collect());
     Ok(())
 }
 

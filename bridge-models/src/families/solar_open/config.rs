@@ -1,7 +1,7 @@
 //! Settings of Solar Open; absent ones have the values of `SolarOpenConfig`.
 
 use crate::families::deepseek_v3::config::SHARED;
-use crate::families::mixture::{SigmoidRouter, read_shared, write_shared};
+use crate::families::mixture::{SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -14,19 +14,13 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Always(|c| c.ffn_hidden_size = experts(c).ffn_hidden_size),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(128)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
-    Setting::Keys { read: |fields, c| SigmoidRouter::UNGROUPED.read(fields, c), write: SigmoidRouter::write },
-    Setting::Keys {
-        read: |fields, c| read_shared(fields, c, SHARED, Some(1)),
-        write: |c, settings| write_shared(c, settings, SHARED),
-    },
+    Setting::Group(&SigmoidRouter::UNGROUPED),
+    Setting::Group(&SharedExperts(SHARED, Some(1))),
     Setting::Rows(BLOCKS),
     Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
-    Setting::Keys {
-        read: |fields, c| rope::read(fields, c, RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL }),
-        write: rope::write,
-    },
+    Setting::Group(&RopeForm { theta: 1_000_000.0, ..RopeForm::USUAL }),
     Setting::Only("first_k_dense_replace", || json!(0)),
     Setting::Only("use_qk_norm", || json!(false)),
 ];

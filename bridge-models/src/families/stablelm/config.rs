@@ -45,5 +45,5 @@ pub(super) const SETTINGS: &[Setting] = &[
             settings.insert("use_parallel_residual".into(), json!(c.residual.blocks == BlockOrder::ParallelSharedNorm));
         },
     },
-    Setting::Keys { read: |fields, c| rope::read(fields, c, FORM), write: rope::write_with_percent },
+    Setting::Group(&FORM),
 ];

@@ -8,9 +8,8 @@ pub(in crate::families) static GGUF: GgufFamily = GgufFamily {
     family: &super::FAMILY,
     architecture: "starcoder2",
     settings: &[SIZES, ROTATED, &[("attention.layer_norm_epsilon", "norm_epsilon", GgufNumber::Float)]],
-    switches: &[],
-    windows: GgufWindows::Ignored,
     tensors: &[ENDS, NORMS, NORM_BIASES, ATTENTION, UNIT],
+    ..GgufFamily::USUAL
 };
 
 /// Biases of norms.

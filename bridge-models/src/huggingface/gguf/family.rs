@@ -21,6 +21,18 @@ pub(crate) struct GgufFamily {
     pub tensors: &'static [&'static [GgufName]],
 }
 
+impl GgufFamily {
+    /// Values that most families share; names, settings and tensors are empty.
+    pub const USUAL: Self = Self {
+        family: &Family::USUAL,
+        architecture: "",
+        settings: &[],
+        switches: &[],
+        windows: GgufWindows::Ignored,
+        tensors: &[],
+    };
+}
+
 /// A key of a GGUF file, the key of `config.json`, and the type of the number.
 pub(crate) type GgufSetting = (&'static str, &'static str, GgufNumber);
 

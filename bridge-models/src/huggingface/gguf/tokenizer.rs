@@ -68,9 +68,7 @@ impl Step {
 
 /// The tokenizer's files of a folder that has this file's model; none if the file has no tokenizer.
 pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfError> {
-    let Some(model) = file.text("tokenizer.ggml.model") else {
-        return Ok(BTreeMap::new());
-    };
+    let Some(model) = file.text("tokenizer.ggml.model") else { return Ok(BTreeMap::new()) };
     if model != "gpt2" {
         return Err(file.wrong("tokenizer.ggml.model", "gpt2: others are read from Hugging Face folders only", model));
     }
@@ -142,9 +140,7 @@ pub(super) fn values(
     files: &BTreeMap<String, Vec<u8>>,
     rows: usize,
 ) -> Result<Vec<(String, GgufValue)>, (String, String)> {
-    let Some(text) = files.get("tokenizer.json") else {
-        return Ok(Vec::new());
-    };
+    let Some(text) = files.get("tokenizer.json") else { return Ok(Vec::new()) };
     let parse = |text: &[u8]| serde_json::from_slice::<Value>(text).unwrap_or_default();
     let (tokenizer, config) = (parse(text), files.get("tokenizer_config.json").map_or(Value::Null, |text| parse(text)));
     let refused =
