@@ -157,9 +157,7 @@ struct Keys<'a>(&'a Map<String, Value>);
 impl Keys<'_> {
     /// Value of a key, parsed by `read`, which must be `expected`.
     fn get<T>(&self, key: &str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Result<Option<T>, String> {
-        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else {
-            return Ok(None);
-        };
+        let Some(value) = self.0.get(key).filter(|value| !value.is_null()) else { return Ok(None) };
         let shown = || value.to_string().chars().take(80).collect::<String>();
         read(value).map(Some).ok_or_else(|| format!("{key}: expected {expected}, found {}", shown()))
     }

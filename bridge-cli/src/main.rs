@@ -141,9 +141,7 @@ fn no_threads(panic: &(dyn Any + Send)) -> Option<String> {
 
 /// Advice for options of other programs, such as `--num-layers`, which are settings in Bridge.
 fn advice_on_option(error: &clap::Error) -> Option<String> {
-    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
-        return None;
-    };
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     let is_unknown = error.kind() == clap::error::ErrorKind::UnknownArgument;
     let advice = bridge_core::config::advice_for(option, &bridge_models::registry().kinds()).filter(|_| is_unknown)?;
     Some(format!("settings of a recipe are given as `key=value`, without dashes: {advice}"))

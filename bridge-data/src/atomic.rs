@@ -80,9 +80,7 @@ pub(crate) fn write(target: &Path, content: &[u8]) -> Result<(), DataError> {
 pub(crate) fn remove_stale(target: &Path) -> Result<(), DataError> {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
-    let Some(name) = target.file_name().and_then(|name| name.to_str()) else {
-        return Ok(());
-    };
+    let Some(name) = target.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let start = format!("{name}{MARK}");
     let entries = match std::fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -102,9 +102,7 @@ pub(crate) fn own(output: &Path) -> Result<(), DataError> {
 /// If a file is missing, or has other bytes than Bridge wrote; a record that cannot be read.
 pub fn check(output: &Path, depth: Depth) -> Result<usize, DataError> {
     let path = record_path(output);
-    let Some(record) = read::<Value>(output)? else {
-        return Ok(0);
-    };
+    let Some(record) = read::<Value>(output)? else { return Ok(0) };
     for sums in &record.checksums {
         let bad_name = |error: std::io::Error| DataError::malformed(&path, error.to_string());
         let file = untrusted_io::named(path.parent().unwrap_or(Path::new("")), &sums.file).map_err(bad_name)?;

@@ -220,9 +220,7 @@ impl Reference<'_> {
     /// dimensions of both.
     fn inputs(&self, ids: &str, labels: &str, rank: usize) -> Result<Inputs, VerifyError> {
         let found = Inputs { ids: self.ids(ids, rank, 0)?, labels: None };
-        let Some(encoder) = self.model.config().encoder else {
-            return Ok(found);
-        };
+        let Some(encoder) = self.model.config().encoder else { return Ok(found) };
         let of_decoder = self.ids(labels, rank, IGNORED)?;
         if of_decoder.shape[0] != found.ids.shape[0] {
             return Err(self.wrong(
@@ -385,9 +383,7 @@ impl Reference<'_> {
         let mut compared = Vec::new();
         let map = self.map_of(names)?;
         for entry in map.entries() {
-            let Some(gradient) = gradients.get(&entry.parameter) else {
-                continue;
-            };
+            let Some(gradient) = gradients.get(&entry.parameter) else { continue };
             let data = gradient.clone().into_data();
             let values: Vec<f32> = data.try_into_vec().expect("gradients of a float32 model are float32");
             let parts = entry.tensors.iter().zip(entry.split(&values));

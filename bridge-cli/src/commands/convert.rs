@@ -374,9 +374,7 @@ fn carried_by(found: &Found) -> Result<Option<Carried>, Failure> {
         Found::HuggingFace(model) => return Ok(model.carried().cloned()),
         Found::Checkpoint(checkpoint, _) => checkpoint,
     };
-    let Some(text) = kept(checkpoint, LAYOUT, |text| serde_json::from_str(text))? else {
-        return Ok(None);
-    };
+    let Some(text) = kept(checkpoint, LAYOUT, |text| serde_json::from_str(text))? else { return Ok(None) };
     let tensor = |name: &str| {
         let record = checkpoint.tensor(name).map_err(Failure::input)?;
         Ok(CarriedTensor { name: name.to_owned(), dtype: record.dtype.into(), shape: record.shape.clone() })

@@ -29,9 +29,7 @@ impl TextSequences {
 
     /// Reads another document; false at the end.
     fn read_document(&mut self) -> Result<bool, Failure> {
-        let Some(document) = self.documents.next() else {
-            return Ok(false);
-        };
+        let Some(document) = self.documents.next() else { return Ok(false) };
         let document = document.map_err(Failure::input)?;
         let name = document.name();
         match document.into_text().map_err(Failure::input)? {

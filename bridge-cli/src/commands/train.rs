@@ -505,9 +505,7 @@ struct Sample<'a> {
 /// Prints the model's continuation of the recipe's prompt.
 fn print_sample(report: &RunReport, device: &burn::tensor::Device, sample: &Sample) -> Result<(), Failure> {
     let run = &report.run;
-    let Some(tokenizer) = run.data().tokenizer() else {
-        return Ok(());
-    };
+    let Some(tokenizer) = run.data().tokenizer() else { return Ok(()) };
     let tokenizer: &dyn Tokenizer = tokenizer.as_ref();
     let max_positions = run.state.config.model.seq_length;
     let prompt_tokens = tokenizer.encode(sample.prompt).map_err(Failure::input)?.len();

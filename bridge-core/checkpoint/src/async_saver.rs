@@ -89,9 +89,7 @@ impl AsyncSaver {
     /// # Errors
     /// If the save failed.
     pub fn poll(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
-        let Some(iteration) = self.in_flight else {
-            return Ok(None);
-        };
+        let Some(iteration) = self.in_flight else { return Ok(None) };
         let outcome = match self.outcomes.try_recv() {
             Ok(outcome) => outcome,
             Err(TryRecvError::Empty) => return Ok(None),
@@ -106,9 +104,7 @@ impl AsyncSaver {
     /// # Errors
     /// If the save failed.
     pub fn finish(&mut self) -> Result<Option<SaveReport>, CheckpointError> {
-        let Some(iteration) = self.in_flight.take() else {
-            return Ok(None);
-        };
+        let Some(iteration) = self.in_flight.take() else { return Ok(None) };
         self.outcomes.recv().unwrap_or_else(|_| Err(thread_is_gone(iteration))).map(Some)
     }
 }

@@ -88,9 +88,7 @@ pub(super) fn write_best(root: &Path, iteration: u64) -> Result<(), CheckpointEr
 }
 
 pub(super) fn read_journal(root: &Path) -> Result<JournalState, CheckpointError> {
-    let Some(bytes) = read_if_there(&root.join(JOURNAL_FILE))? else {
-        return Ok(JournalState::Missing);
-    };
+    let Some(bytes) = read_if_there(&root.join(JOURNAL_FILE))? else { return Ok(JournalState::Missing) };
     Ok(match unseal(&bytes) {
         Ok((journal, _)) => JournalState::Valid(journal),
         Err(SealError::Malformed(reason)) => JournalState::Damaged(reason),

@@ -168,9 +168,7 @@ fn boxes(shape: &[usize], flat: Range<usize>) -> Vec<TensorSlice> {
     if flat.is_empty() {
         return Vec::new();
     }
-    let Some((_, inner)) = shape.split_first() else {
-        return vec![TensorSlice::whole(&[])];
-    };
+    let Some((_, inner)) = shape.split_first() else { return vec![TensorSlice::whole(&[])] };
     let stride: usize = inner.iter().product();
     let below = |index: usize, flat: Range<usize>| {
         boxes(inner, flat).into_iter().map(move |mut slice| {

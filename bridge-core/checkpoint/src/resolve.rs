@@ -382,9 +382,7 @@ fn plan_with_journal(state: &RootState, journal: &Journal) -> Plan {
 fn is_published(state: &RootState, iteration: u64, checksum: Checksum) -> bool {
     /// Enough for the beginning of the file, which contains the checksum.
     const OPENING_BYTES: u64 = 256;
-    let Some(entry) = state.entries.get(&iteration) else {
-        return false;
-    };
+    let Some(entry) = state.entries.get(&iteration) else { return false };
     let mut opening = Vec::new();
     let file = untrusted_io::open(&entry.path.join(METADATA_FILE));
     let read = file.and_then(|(file, _)| file.take(OPENING_BYTES).read_to_end(&mut opening));

@@ -49,9 +49,7 @@ impl RetentionPolicy {
 
     /// Iterations of `iterations` (ascending) that may be deleted, oldest first.
     pub(super) fn disposable(&self, iterations: &[u64], latest: u64, best: Option<u64>) -> Vec<u64> {
-        let Some(k) = self.most_recent_k else {
-            return Vec::new();
-        };
+        let Some(k) = self.most_recent_k else { return Vec::new() };
         let past: Vec<u64> = iterations.iter().copied().filter(|&iteration| iteration <= latest).collect();
         let retained = |iteration: u64| self.save_retain_interval.is_some_and(|i| iteration.is_multiple_of(i.get()));
         let old = &past[..past.len().saturating_sub(k.get())];
@@ -85,9 +83,7 @@ pub(super) fn disposable(
 ) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
     let mut state = RootState::read(root)?;
     // Without a pointer it is unknown which checkpoint must be kept.
-    let Pointer::Iteration(latest) = state.pointer else {
-        return Ok(BTreeMap::new());
-    };
+    let Pointer::Iteration(latest) = state.pointer else { return Ok(BTreeMap::new()) };
     let best = match read_best(root)? {
         Pointer::Iteration(best) => Some(best),
         Pointer::Missing => None,

@@ -55,9 +55,7 @@ impl ShardedWriter {
     /// On every rank, if any rank cannot write or the slices of all ranks do not form whole
     /// tensors. Incomplete files are removed, and earlier checkpoints are untouched.
     pub fn save(&self, snapshot: &Snapshot) -> Result<SaveReport, CheckpointError> {
-        let Some(writer) = &self.writer else {
-            return self.take_part(snapshot);
-        };
+        let Some(writer) = &self.writer else { return self.take_part(snapshot) };
         if self.group.size() == 1 {
             return writer.save(snapshot);
         }

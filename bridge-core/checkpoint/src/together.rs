@@ -94,9 +94,7 @@ fn announce(group: &Group, folder: Option<&Path>) -> Result<(), CheckpointError>
 fn receive_folder(group: &Group) -> Result<Option<PathBuf>, CheckpointError> {
     let mut length = [0_i64];
     group.broadcast((&mut length).into(), 0)?;
-    let Ok(length) = usize::try_from(length[0]) else {
-        return Ok(None);
-    };
+    let Ok(length) = usize::try_from(length[0]) else { return Ok(None) };
     let mut bytes = vec![0_u8; length];
     group.broadcast((&mut bytes).into(), 0)?;
     Ok(Some(OsString::from_vec(bytes).into()))

@@ -187,9 +187,7 @@ fn verify_files(
     let work = || {
         loop {
             let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some((name, record)) = queue.get(index) else {
-                break;
-            };
+            let Some((name, record)) = queue.get(index) else { break };
             let outcome = verify_file(folder, name, record, how(name)).map(|mut file| {
                 file.open = file.open.take_if(|_| index < MAX_OPEN_FILES);
                 file

@@ -74,9 +74,7 @@ fn are_same(before: &Node, now: &Node) -> bool {
 /// no setting changes the function; settings of `[model]` that only a kind knows do.
 pub(super) fn concerns(key: &str) -> Concerns {
     let (section, name) = key.split_once('.').unwrap_or((key, ""));
-    let Some(section) = row(section).map(|row| row.field.concerns) else {
-        return Concerns::Training;
-    };
+    let Some(section) = row(section).map(|row| row.field.concerns) else { return Concerns::Training };
     let setting = row(key).filter(|_| !name.is_empty() && !name.contains('.')).map(|row| row.field.concerns);
     match setting.unwrap_or(Concerns::Function) {
         _ if section == Concerns::Execution => Concerns::Execution,

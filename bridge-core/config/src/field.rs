@@ -47,9 +47,7 @@ macro_rules! integer_field {
     ($($ty:ty => $spec:ident),+) => {$(
         impl Field for $ty {
             fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-                let Data::Int(value) = node.data else {
-                    return reader.wrong_type(node, &Self::spec());
-                };
+                let Data::Int(value) = node.data else { return reader.wrong_type(node, &Self::spec()) };
                 match <$ty>::try_from(value) {
                     Ok(value) => Some(value),
                     Err(_) => reader.out_of_range(node, &Self::spec().to_string()),
@@ -80,9 +78,7 @@ impl<T: Field> Field for Option<T> {
 
 impl<T: Field> Field for Vec<T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        let Data::List(items) = &node.data else {
-            return reader.wrong_type(node, &Self::spec());
-        };
+        let Data::List(items) = &node.data else { return reader.wrong_type(node, &Self::spec()) };
         // Every item is read, so that every bad item is reported.
         let read: Vec<_> = items
             .iter()
@@ -116,9 +112,7 @@ impl<T: Field, const N: usize> Field for [T; N] {
 
 impl<T: Field> Field for BTreeMap<String, T> {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        let Data::Table(entries) = &node.data else {
-            return reader.wrong_type(node, &Self::spec());
-        };
+        let Data::Table(entries) = &node.data else { return reader.wrong_type(node, &Self::spec()) };
         let read: Vec<_> = entries
             .iter()
             .map(|entry| {

@@ -86,9 +86,7 @@ impl<C> DerefMut for Kinded<C> {
 
 impl<C: KindedConfig> Kinded<C> {
     fn assign_kind(&mut self, node: &Node, reader: &mut Reader<'_>) {
-        let Some(kind) = String::read(node, reader) else {
-            return;
-        };
+        let Some(kind) = String::read(node, reader) else { return };
         let registry = C::registry(reader.kinds);
         if registry.get(&kind).is_none() {
             let names: Vec<_> = registry.usable_names().collect();

@@ -112,9 +112,7 @@ fn insert(root: &mut Node, path: &[&str], value: Node, location: &Location) -> R
         root.data = Data::Table(Vec::new());
     }
     let found = root.describe();
-    let Data::Table(entries) = &mut root.data else {
-        return Err(found);
-    };
+    let Data::Table(entries) = &mut root.data else { return Err(found) };
     let index = entries.iter().position(|entry| entry.key == *key);
     let index = index.unwrap_or_else(|| {
         entries.push(Entry {

@@ -109,9 +109,7 @@ impl<'k> Reader<'k> {
     /// The settings that an unknown name probably means: its nearest name, or the content of a
     /// misspelt table.
     fn meant(&self, error: &ConfigError, entry: &Entry) -> Vec<String> {
-        let Some(nearest) = &error.nearest else {
-            return Vec::new();
-        };
+        let Some(nearest) = &error.nearest else { return Vec::new() };
         let path = self.path.iter().chain([nearest]).map(String::as_str).collect::<Vec<_>>().join(".");
         match entry.node.entries() {
             Some(entries) => entries.iter().map(|entry| format!("{path}.{}", entry.key)).collect(),

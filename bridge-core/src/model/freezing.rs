@@ -59,12 +59,8 @@ impl Adapter for Freezing {
 
 /// True if `pattern`, in which `*` is any run of characters, matches all of `name`.
 pub fn matches_pattern(pattern: &str, name: &str) -> bool {
-    let Some((first, rest)) = pattern.split_once('*') else {
-        return pattern == name;
-    };
-    let Some(mut left) = name.strip_prefix(first) else {
-        return false;
-    };
+    let Some((first, rest)) = pattern.split_once('*') else { return pattern == name };
+    let Some(mut left) = name.strip_prefix(first) else { return false };
     let pieces: Vec<&str> = rest.split('*').collect();
     let (last, middle) = pieces.split_last().expect("a split has a piece");
     for piece in middle {

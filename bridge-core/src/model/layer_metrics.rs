@@ -67,9 +67,7 @@ impl LayerMetrics {
     /// computes. A recomputed layer finds the vector of its first run, and `own` is not called. All
     /// ranks that run a layer together agree on whether `own` is called.
     pub fn mean_of_step(&self, name: &'static str, layer: usize, own: impl FnOnce() -> Vec<f64>) -> Vec<f64> {
-        let Some((step, number)) = &self.step else {
-            return own();
-        };
+        let Some((step, number)) = &self.step else { return own() };
         let known = |values: &StepValues| {
             let values = values.0.lock().unwrap_or_else(PoisonError::into_inner);
             values.get(&(name, layer)).is_some_and(|by_number| by_number.contains_key(number))

@@ -50,9 +50,7 @@ impl Placement {
     /// Runs of elements of the whole row-major parameter of shape `global_shape` that the rank
     /// holds, in local order.
     pub fn held_runs(&self, global_shape: &[usize]) -> Vec<Range<usize>> {
-        let Some(shard) = &self.shard else {
-            return std::iter::once(0..global_shape.iter().product()).collect();
-        };
+        let Some(shard) = &self.shard else { return std::iter::once(0..global_shape.iter().product()).collect() };
         let outer: usize = global_shape[..shard.dim].iter().product();
         let inner: usize = global_shape[shard.dim + 1..].iter().product();
         let runs_of_row = |row: usize| {

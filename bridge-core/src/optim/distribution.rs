@@ -274,9 +274,7 @@ impl Distribution {
     /// Each element of the model is counted by exactly one rank of the world. The order does not
     /// depend on sharding.
     fn counted(&self, name: &str, gradient: &Tensor<1>) -> Option<Tensor<1>> {
-        let Some(place) = self.places.get(name) else {
-            return Some(gradient.clone());
-        };
+        let Some(place) = self.places.get(name) else { return Some(gradient.clone()) };
         let counted = place.counted.as_ref().filter(|_| self.is_first_instance(place.replicas))?;
         let is_own_part = gradient.dims()[0] == place.owned.len();
         let start = if is_own_part { place.owned.start } else { 0 };

@@ -34,9 +34,7 @@ impl ShardedParameters {
         let mut read: BTreeMap<String, Vec<f32>> = held.into_iter().zip(floats).collect();
         let value = |name: &&str| {
             let floats = read.remove(*name).expect("a parameter of the chunk");
-            let Some((_, range)) = part_of(name) else {
-                return Ok(floats);
-            };
+            let Some((_, range)) = part_of(name) else { return Ok(floats) };
             let declaration = chunk.parameters().iter().find(|parameter| parameter.name == *name);
             let declaration = declaration.expect("a parameter of the chunk");
             let mut values = vec![0.0; declaration.num_elements()];

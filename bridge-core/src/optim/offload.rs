@@ -72,9 +72,7 @@ impl Offload {
     /// Chooses among the parameters of a rank: names in the optimizer's order, with the elements of
     /// each that the rank updates.
     pub fn new<'a>(settings: Option<OffloadSettings>, parameters: impl Iterator<Item = (&'a str, usize)>) -> Self {
-        let Some(OffloadSettings { fraction, transfers }) = settings else {
-            return Self::default();
-        };
+        let Some(OffloadSettings { fraction, transfers }) = settings else { return Self::default() };
         let (all, sizes): (Vec<&str>, Vec<usize>) = parameters.unzip();
         let chosen = offloaded(&sizes, fraction);
         let mut moved = 0;

@@ -375,9 +375,7 @@ impl Optimizer {
         gradient: Option<Tensor<1>>,
         steps: &[UpdateStep<'_>],
     ) -> Tensor<1> {
-        let Some(TrainedParameter { group, shape }) = self.trained.get(name) else {
-            return value;
-        };
+        let Some(TrainedParameter { group, shape }) = self.trained.get(name) else { return value };
         let algorithm = &self.settings.algorithm;
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();

@@ -127,9 +127,7 @@ impl Optimizer {
     /// `parameter` is the part of its parameter that this rank updates.
     pub fn load_tensor(&mut self, key: &str, stored: Stored, parameter: Option<&Tensor<1>>) -> bool {
         let algorithm = &self.settings.algorithm;
-        let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else {
-            return false;
-        };
+        let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else { return false };
         let stored = match self.distribution.state_range(name) {
             Some(range) if range.end <= stored.len() && range.len() < stored.len() => stored.part(&range),
             _ => stored,

@@ -49,9 +49,7 @@ pub(super) fn row_copies<'a>(
     groups: &ProcessGroups,
     mut parameters: impl Iterator<Item = &'a Declaration>,
 ) -> Result<Option<Group>, CommError> {
-    let Some(rows) = parameters.find_map(|parameter| parameter.placement.shared) else {
-        return Ok(None);
-    };
+    let Some(rows) = parameters.find_map(|parameter| parameter.placement.shared) else { return Ok(None) };
     groups.tensor().split(Some(groups.tensor().rank() / rows.ranks), rows.rank, ROW_COPIES)
 }
 
@@ -60,9 +58,7 @@ pub(super) fn tied_names<'a>(
     groups: &ProcessGroups,
     parameters: impl Iterator<Item = &'a Declaration>,
 ) -> Result<BTreeSet<String>, CommError> {
-    let Some(group) = groups.embedding().filter(|group| group.size() > 1) else {
-        return Ok(BTreeSet::new());
-    };
+    let Some(group) = groups.embedding().filter(|group| group.size() > 1) else { return Ok(BTreeSet::new()) };
     let names: BTreeMap<i64, &str> = parameters
         .map(|parameter| (XxHash3_64::oneshot(parameter.name.as_bytes()) as i64, parameter.name.as_str()))
         .collect();

@@ -148,9 +148,7 @@ pub(super) struct Offloaded {
 
 /// The parameters that the run chooses, by the ranges that the first rank owns.
 pub(super) fn offloaded(setup: &Setup<'_>, stage: usize) -> Offloaded {
-    let Some(OffloadSettings { fraction, .. }) = setup.optimizer_offload else {
-        return Offloaded::default();
-    };
+    let Some(OffloadSettings { fraction, .. }) = setup.optimizer_offload else { return Offloaded::default() };
     let is_divided = setup.sharding().divides_state();
     let trained = || setup.parameters(stage).filter(|parameter| parameter.trainable);
     let owned = |parameter: &Declaration| {

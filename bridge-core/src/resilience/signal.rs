@@ -176,9 +176,7 @@ impl SignalWatcher {
         slot.num_watchers += 1;
         // Pushed first, so that a failure below is undone by drop.
         self.actions.push((signal, Vec::new()));
-        let Some((_, ids)) = self.actions.last_mut() else {
-            return Ok(());
-        };
+        let Some((_, ids)) = self.actions.last_mut() else { return Ok(()) };
         if signal == Signal::Int {
             // Runs before the flag is set: the first signal finds it false.
             ids.push(flag::register_conditional_default(number, is_second.clone())?);

@@ -278,9 +278,7 @@ impl<'a> DeviceCollectives<'a> {
         let messages =
             spans.iter().map(|(kind, span, peer)| Message::new(member, *kind, (span.dtype, span.len), *peer));
         let messages = messages.collect::<Result<Vec<_>, _>>()?;
-        let Some(first) = messages.first() else {
-            return Ok(());
-        };
+        let Some(first) = messages.first() else { return Ok(()) };
         let mut lane = lock(&self.staged.blocking);
         shake_hands(member, &self.staged.controls.background, &messages)?;
         if spans.iter().all(|(_, span, _)| span.len == 0) {

@@ -75,9 +75,7 @@ pub struct GptDataset {
 impl GptDataset {
     /// Builds or loads the index arrays. `None` if the split has proportion 0.
     pub(crate) fn build(spec: GptDatasetSpec<'_>) -> Result<Option<Self>, DataError> {
-        let Some(range) = spec.matrix.range(spec.split, spec.store.num_sequences()) else {
-            return Ok(None);
-        };
+        let Some(range) = spec.matrix.range(spec.split, spec.store.num_sequences()) else { return Ok(None) };
         let started = Instant::now();
         let name = spec.store.name();
         let lengths = spec.store.lengths(range.clone());

@@ -171,9 +171,7 @@ fn check_blend(blend: &Blend) -> Result<(), DataError> {
     if blend.paths.is_empty() {
         return bad("the blend has no paths".into());
     }
-    let Some(weights) = &blend.weights else {
-        return Ok(());
-    };
+    let Some(weights) = &blend.weights else { return Ok(()) };
     if weights.len() != blend.paths.len() {
         return bad(format!("the blend has {} paths but {} weights", blend.paths.len(), weights.len()));
     }
@@ -293,9 +291,7 @@ impl Builder<'_> {
                 self.blend(blend, split, &matrix, Request { target, alone })
             }
             GptSource::PerSplit(blends) => {
-                let Some(blend) = blends.get(split) else {
-                    return Ok(None);
-                };
+                let Some(blend) = blends.get(split) else { return Ok(None) };
                 let request = Request { target, alone: blend.paths.len() == 1 };
                 self.blend(blend, split, &SplitMatrix::whole(split), request)
             }
@@ -334,9 +330,7 @@ impl Builder<'_> {
         }
         let weights = blend.weights.as_deref().map(normalize);
         let wanted = self.member_targets(weights.as_deref(), blend.paths.len(), split, request.target)?;
-        let Some(members) = self.members(blend, split, matrix, &wanted)? else {
-            return Ok(None);
-        };
+        let Some(members) = self.members(blend, split, matrix, &wanted)? else { return Ok(None) };
         let mix = match (weights, request.target) {
             (Some(weights), Some(target)) => {
                 // Sizes of members are rounded up, so the blend can be a little longer than
@@ -434,9 +428,7 @@ impl Builder<'_> {
             cache: &self.params.cache,
             observer: self.observer(),
         })?;
-        let Some(dataset) = dataset else {
-            return Ok(None);
-        };
+        let Some(dataset) = dataset else { return Ok(None) };
         let fim = match &self.params.change {
             None => return Ok(Some(Member::Gpt(dataset))),
             Some(SampleChange::Spans(spans)) => {

@@ -383,9 +383,7 @@ fn work(shared: &Shared, dataset: &dyn Dataset, window: usize) {
         };
         state.next += 1;
         drop(state);
-        let Some(batch) = fetch(dataset, &indices, &shared.stop) else {
-            return;
-        };
+        let Some(batch) = fetch(dataset, &indices, &shared.stop) else { return };
         let mut state = shared.lock();
         if batch.is_err() {
             // Batches after an error are not read.

@@ -418,9 +418,7 @@ fn cut<'t>(tokenizer: &dyn Tokenizer, text: &'t str) -> Vec<&'t str> {
     let mut pieces = Vec::with_capacity(text.len() / PIECE_BYTES + 1);
     let mut rest = text;
     while rest.len() > PIECE_BYTES {
-        let Some(at) = tokenizer.split_point(rest, PIECE_BYTES).filter(|&at| at > 0) else {
-            break;
-        };
+        let Some(at) = tokenizer.split_point(rest, PIECE_BYTES).filter(|&at| at > 0) else { break };
         let (piece, tail) = rest.split_at(at);
         pieces.push(piece);
         rest = tail;

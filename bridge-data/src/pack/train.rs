@@ -174,9 +174,7 @@ fn pieces_of(text: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while rest.len() > PIECE_BYTES {
-        let Some(at) = safe_cut(rest, PIECE_BYTES) else {
-            break;
-        };
+        let Some(at) = safe_cut(rest, PIECE_BYTES) else { break };
         pieces.push(rest[..at].to_owned());
         rest = &rest[at..];
     }

@@ -62,9 +62,7 @@ pub fn documented_functions(text: &str) -> Vec<Documented> {
     let mut found = Vec::new();
     let mut lines = text.lines().map(str::trim_start).peekable();
     while let Some(line) = lines.next() {
-        let Some(first) = doc_line(line) else {
-            continue;
-        };
+        let Some(first) = doc_line(line) else { continue };
         let mut summary = first.trim().to_owned();
         let mut is_over = summary.is_empty();
         while let Some(next) = lines.peek().and_then(|line| doc_line(line)) {
@@ -183,9 +181,7 @@ pub fn make_examples(
         let share = XxHash3_64::oneshot(document.name().as_bytes()) as f64 / u64::MAX as f64;
         let ends = splits.iter().map(|of| split.fraction(*of).map_or(0.0, |(_, end)| end));
         let place = ends.take_while(|end| *end <= share).count().min(splits.len() - 1);
-        let Text::Valid(text) = document.into_text()? else {
-            continue;
-        };
+        let Text::Valid(text) = document.into_text()? else { continue };
         for Documented { signature, summary } in documented_functions(&text) {
             if !seen.insert(XxHash3_64::oneshot(format!("{signature}\n{summary}").as_bytes())) {
                 continue;

@@ -102,9 +102,7 @@ impl RawDocument {
                 Err(_) => Text::NoText(self.what_it_is()),
             });
         };
-        let Ok(line) = std::str::from_utf8(&self.bytes) else {
-            return Ok(Text::NoText(self.what_it_is()));
-        };
+        let Ok(line) = std::str::from_utf8(&self.bytes) else { return Ok(Text::NoText(self.what_it_is())) };
         if line.trim().is_empty() {
             return Ok(Text::Empty);
         }
@@ -425,9 +423,7 @@ impl Documents {
                     }
                     *open = None;
                 }
-                let Some((path, layout)) = self.files.get(*next) else {
-                    return Ok(None);
-                };
+                let Some((path, layout)) = self.files.get(*next) else { return Ok(None) };
                 *next += 1;
                 let bytes = match layout {
                     Layout::Lines(key) => {

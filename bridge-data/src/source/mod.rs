@@ -138,9 +138,7 @@ impl TextSource {
     /// Name of the source for messages: its first files.
     pub fn name(&self) -> String {
         const SHOWN: usize = 3;
-        let Origin::Files(files) = &self.origin else {
-            return "standard input".to_owned();
-        };
+        let Origin::Files(files) = &self.origin else { return "standard input".to_owned() };
         let mut names: Vec<String> = files.iter().take(SHOWN).map(|file| file.path.display().to_string()).collect();
         if files.len() > SHOWN {
             names.push(format!("{} other files", files.len() - SHOWN));
@@ -193,9 +191,7 @@ impl TextSource {
 
     /// Identifies this text and its version; `None` if that cannot be known before reading it.
     pub fn fingerprint(&self) -> Option<serde_json::Value> {
-        let Origin::Files(files) = &self.origin else {
-            return None;
-        };
+        let Origin::Files(files) = &self.origin else { return None };
         let files: Vec<_> =
             files.iter().map(|file| (file.path.display().to_string(), file.size, file.modified.to_string())).collect();
         let format = match &self.format {

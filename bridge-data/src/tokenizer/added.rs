@@ -75,9 +75,7 @@ struct CompanionTables {
 impl CompanionTables {
     fn read(folder: &Path, companions: &[(&'static str, String)]) -> Result<Self, TokenizerError> {
         let table = |name: &str| -> Result<Map<String, Value>, TokenizerError> {
-            let Some((file, text)) = companions.iter().find(|(file, _)| *file == name) else {
-                return Ok(Map::new());
-            };
+            let Some((file, text)) = companions.iter().find(|(file, _)| *file == name) else { return Ok(Map::new()) };
             let malformed = |problem: String| TokenizerError::malformed(&folder.join(file), problem);
             let value = python_json::parse(text).map_err(|error| malformed(format!("not JSON: {error}")))?;
             match value {

@@ -73,9 +73,7 @@ pub(crate) fn prefix(inner: &Inner, companions: &[(&'static str, String)], bos: 
     }
     // Any text with tokens will do, because the prefix does not depend on the text.
     let encode = || inner.encode("a", true).map_err(|error| error.to_string());
-    let Ok(Ok(encoding)) = untrusted_io::contained(encode) else {
-        return Vec::new();
-    };
+    let Ok(Ok(encoding)) = untrusted_io::contained(encode) else { return Vec::new() };
     let is_put = encoding.get_special_tokens_mask().iter().map(|mask| *mask == 1);
     let count = is_put.clone().take_while(|is_put| *is_put).count();
     if count == is_put.len() {

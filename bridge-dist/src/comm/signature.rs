@@ -239,9 +239,7 @@ impl RankContext<'_> {
     /// The signatures of all ranks, in rank order, must be equal. The most frequent one is taken as
     /// correct.
     pub fn agree(&self, mine: &Signature, all: &[Signature]) -> Result<(), CommError> {
-        let Some((peer, expected)) = odd_one_out(all) else {
-            return Ok(());
-        };
+        let Some((peer, expected)) = odd_one_out(all) else { return Ok(()) };
         let kind = CommErrorKind::Mismatch { peer, expected: expected.to_string(), found: all[peer].to_string() };
         Err(self.error(mine, kind))
     }

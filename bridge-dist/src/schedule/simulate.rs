@@ -139,9 +139,7 @@ impl Machine<'_> {
 
     /// Executes a rank's next action if possible; returns whether it did.
     fn step(&mut self, rank: usize) -> Result<bool, ScheduleError> {
-        let Some(action) = self.current(rank) else {
-            return Ok(false);
-        };
+        let Some(action) = self.current(rank) else { return Ok(false) };
         match action {
             Action::Forward { .. } => {
                 self.compute(rank, self.costs.forward);
@@ -177,9 +175,7 @@ impl Machine<'_> {
     }
 
     fn send(&mut self, rank: usize, action: Action) -> bool {
-        let Some((direction, message)) = action.message() else {
-            return false;
-        };
+        let Some((direction, message)) = action.message() else { return false };
         let clock = self.ranks[rank].clock;
         let started = match self.sends {
             Sends::Rendezvous => {
@@ -221,14 +217,10 @@ impl Machine<'_> {
     }
 
     fn receive(&mut self, rank: usize, action: Action) -> Result<bool, ScheduleError> {
-        let Some((direction, message)) = action.message() else {
-            return Ok(false);
-        };
+        let Some((direction, message)) = action.message() else { return Ok(false) };
         let link = self.links.entry((message.peer, rank)).or_default();
         let queue = link.queues.entry((message.boundary, direction)).or_default();
-        let Some((found, arrival)) = queue.pop_front() else {
-            return Ok(false);
-        };
+        let Some((found, arrival)) = queue.pop_front() else { return Ok(false) };
         if found != message.microbatch {
             return Err(ScheduleError::WrongOrder { rank, action, expected: message.microbatch, found });
         }

@@ -150,9 +150,7 @@ fn masked_keys(
         masked = masked.bool_or(distance.greater_elem(window as i64));
     }
     let masked: Tensor<5, Bool> = masked.reshape([1, 1, 1, t, s]);
-    let Some(ids_bt) = &options.document_ids else {
-        return masked;
-    };
+    let Some(ids_bt) = &options.document_ids else { return masked };
     assert!(s == t, "document boundaries need as many keys as queries, got {s} and {t}");
     let rows: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, t, 1]);
     let columns: Tensor<5, Int> = ids_bt.clone().reshape([b, 1, 1, 1, t]);

@@ -291,9 +291,7 @@ pub fn output_cross_entropy(
     mask_n: &Tensor<1>,
     options: &CrossEntropyOptions,
 ) -> Option<Tensor<1>> {
-    let Some(bias_v) = bias_v else {
-        return linear_cross_entropy(x_nc, weight_vc, targets_n, mask_n, options, None);
-    };
+    let Some(bias_v) = bias_v else { return linear_cross_entropy(x_nc, weight_vc, targets_n, mask_n, options, None) };
     Buffer::from_tensor(x_nc)?;
     let dtype = x_nc.dtype();
     if weight_vc.dtype() != dtype || bias_v.dtype() != dtype {

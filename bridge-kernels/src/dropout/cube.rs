@@ -26,9 +26,7 @@ pub(crate) struct Mask {
 
 /// Mask of `key` at `rate`; without these, a placeholder that kernels never read.
 pub(crate) fn mask(dropout: Option<(f64, DropoutKey)>) -> MaskLaunch {
-    let Some((rate, key)) = dropout else {
-        return MaskLaunch::new(0, 0, 0, 1.0);
-    };
+    let Some((rate, key)) = dropout else { return MaskLaunch::new(0, 0, 0, 1.0) };
     let [low, high] = key.0.words();
     MaskLaunch::new(low, high, (rate * 4_294_967_296.0) as u32, (1.0 / (1.0 - rate)) as f32)
 }

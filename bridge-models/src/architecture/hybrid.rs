@@ -308,9 +308,7 @@ impl MambaConfig {
 
 /// The blocks that a section's pattern means; `None` without one.
 fn pattern(section: &TransformerConfig) -> Result<Option<Vec<HybridBlock>>, ModelBuildError> {
-    let Some(letters) = &section.hybrid_override_pattern else {
-        return Ok(None);
-    };
+    let Some(letters) = &section.hybrid_override_pattern else { return Ok(None) };
     let block = |letter: char| {
         HybridBlock::from_letter(letter).ok_or_else(|| {
             let message = format!(
@@ -494,9 +492,7 @@ impl DecoderConfig {
 
     /// Checks that the other fields fit the layers' blocks.
     pub(crate) fn validate_hybrid(&self) -> Result<(), ModelBuildError> {
-        let Some(hybrid) = &self.hybrid else {
-            return Ok(());
-        };
+        let Some(hybrid) = &self.hybrid else { return Ok(()) };
         if hybrid.layers.len() != self.num_layers {
             let message =
                 format!("expected a letter for each of {} layers, found {}", self.num_layers, hybrid.layers.len());

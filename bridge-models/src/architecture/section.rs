@@ -362,9 +362,7 @@ pub(crate) mod codecs {
     pub const WINDOW_SIZE: SettingCodec<Option<usize>, DecoderConfig> = SettingCodec {
         read: |section, _| {
             let key = "model.window_size";
-            let Some([left, right]) = section.window_size else {
-                return Ok(None);
-            };
+            let Some([left, right]) = section.window_size else { return Ok(None) };
             if !(-1..=0).contains(&right) {
                 let message =
                     format!("expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]");

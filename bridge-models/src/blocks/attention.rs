@@ -465,9 +465,7 @@ impl SelfAttention {
         if let Some(epsilon) = self.settings.l2_norm {
             return [l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon)];
         }
-        let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) else {
-            return [q_bthd, k_btgd];
-        };
+        let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) else { return [q_bthd, k_btgd] };
         match self.settings.norm_scope {
             QkNormScope::Head => [of_queries.forward(q_bthd), of_keys.forward(k_btgd)],
             QkNormScope::EachHead => [of_queries.forward_each_head(q_bthd), of_keys.forward_each_head(k_btgd)],

@@ -228,9 +228,7 @@ impl Linear {
         let mut shape = x.dims();
         shape[D - 1] = self.weight.dims()[0];
         let added = added.values(flat(x.clone()), shape[D - 1]).reshape(shape);
-        let Some(factors_o) = factors_o else {
-            return product(x, bias, residual) + added;
-        };
+        let Some(factors_o) = factors_o else { return product(x, bias, residual) + added };
         let y = with_bias((product(x, None, None) + added) * factors_o.unsqueeze(), bias);
         match residual {
             Some(residual) => residual + y,

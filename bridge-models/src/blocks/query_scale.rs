@@ -8,9 +8,7 @@ use crate::architecture::config::QueryScaleConfig;
 
 /// Queries times the factors of their positions, `[b, t, h, d]` -> the same.
 pub(super) fn scaled(q_bthd: Tensor<4>, scale: Option<QueryScaleConfig>, positions: &Positions) -> Tensor<4> {
-    let Some(QueryScaleConfig { beta, length, first, .. }) = scale else {
-        return q_bthd;
-    };
+    let Some(QueryScaleConfig { beta, length, first, .. }) = scale else { return q_bthd };
     let [b, t, ..] = q_bthd.dims();
     let (device, dtype) = (q_bthd.device().without_autodiff(), q_bthd.dtype());
     let factors = match positions {

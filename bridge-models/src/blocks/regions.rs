@@ -147,9 +147,7 @@ impl Regions {
     ///
     /// `x_btc` `[b, this rank's tokens, c]` -> the same.
     pub fn dropout(&self, x_btc: Tensor<3>, rate: f64, key: Option<DropoutKey>) -> Tensor<3> {
-        let Some(key) = key.filter(|_| rate > 0.0) else {
-            return x_btc;
-        };
+        let Some(key) = key.filter(|_| rate > 0.0) else { return x_btc };
         let [b, t, c] = x_btc.dims();
         if !self.sequence_parallel && self.context.size() == 1 {
             return dropout(x_btc, rate, key);

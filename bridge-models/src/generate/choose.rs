@@ -133,9 +133,7 @@ pub(super) fn choose(logits_v: &[f32], sampling: Sampling, draw: usize) -> Optio
     // A stable sort, so that equal logits stay in the order of their ids.
     order.sort_by(|a, b| logits_v[*b].total_cmp(&logits_v[*a]));
     let best = *order.first().filter(|id| logits_v[**id].is_finite())?;
-    let Sampling::Random(how) = sampling else {
-        return i64::try_from(best).ok();
-    };
+    let Sampling::Random(how) = sampling else { return i64::try_from(best).ok() };
     order.truncate(how.top_k.unwrap_or(usize::MAX));
     let maximum = f64::from(logits_v[best]);
     let weight = |id: usize| ((f64::from(logits_v[id]) - maximum) / how.temperature).exp();

@@ -27,9 +27,7 @@ impl AdamW {
         let shapes: HashMap<String, Vec<usize>> =
             chunk.parameters().iter().map(|info| (info.name.clone(), info.shape.clone())).collect();
         chunk.update_parameters(&mut |name, parameter| {
-            let Some(gradient) = gradients.remove(name) else {
-                return parameter.into();
-            };
+            let Some(gradient) = gradients.remove(name) else { return parameter.into() };
             let (exp_avg, exp_avg_sq) =
                 self.moments.remove(name).unwrap_or_else(|| (parameter.zeros_like(), parameter.zeros_like()));
             let shape = &shapes[name];

@@ -23,9 +23,7 @@ pub(super) const IGNORED: i64 = -100;
 
 impl Inputs {
     pub fn batch(&self, device: &Device) -> Batch {
-        let Some((labels, _)) = &self.labels else {
-            return self.ids.batch(device);
-        };
+        let Some((labels, _)) = &self.labels else { return self.ids.batch(device) };
         let [batch_size, seq_length] = labels.shape;
         let extra = |values| Extra { values, shape: self.ids.shape.to_vec(), cut: ExtraCut::Whole };
         let mask = vec![1.0; self.ids.values.len()];
@@ -48,9 +46,7 @@ impl Inputs {
     /// Tokens whose next-token logits are compared: the ids, or the decoder's inputs, which are its
     /// labels shifted by one.
     pub fn decoder_tokens(&self) -> Ids {
-        let Some((labels, start)) = &self.labels else {
-            return self.ids.clone();
-        };
+        let Some((labels, start)) = &self.labels else { return self.ids.clone() };
         let length = labels.shape[1];
         let shifted =
             labels.values.chunks(length).flat_map(|row| [*start].into_iter().chain(row[..length - 1].to_vec()));

@@ -79,9 +79,7 @@ impl Watch {
 
 /// The larger of each figure.
 fn most(one: Option<DeviceMemory>, other: Option<DeviceMemory>) -> Option<DeviceMemory> {
-    let Some((one, other)) = one.zip(other) else {
-        return one.or(other);
-    };
+    let Some((one, other)) = one.zip(other) else { return one.or(other) };
     Some(DeviceMemory {
         allocated_bytes: one.allocated_bytes.max(other.allocated_bytes),
         reserved_bytes: one.reserved_bytes.max(other.reserved_bytes),

@@ -33,9 +33,7 @@ impl Room {
         });
         let known = known.transpose()?;
         let memory = gibibytes.map(|gibibytes| (gibibytes * f64::from(1 << 30)) as u64);
-        let Some(memory) = memory.or_else(|| known.map(|gpu| gpu.memory_bytes())) else {
-            return Ok(None);
-        };
+        let Some(memory) = memory.or_else(|| known.map(|gpu| gpu.memory_bytes())) else { return Ok(None) };
         let name = known.map_or_else(|| "the device".into(), |gpu| gpu.name.into());
         Ok(Some(Self { name, gpu: known, memory }))
     }

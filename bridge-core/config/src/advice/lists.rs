@@ -42,9 +42,7 @@ fn product(text: &str) -> Option<(Vec<i128>, &str)> {
             (inner.split(',').map(|item| item.parse().ok()).collect::<Option<_>>()?, behind)
         }
     };
-    let Some(behind) = rest.strip_prefix('*') else {
-        return Some((items, rest));
-    };
+    let Some(behind) = rest.strip_prefix('*') else { return Some((items, rest)) };
     let end = behind.find(|c: char| !c.is_ascii_digit()).unwrap_or(behind.len());
     let (times, behind) = behind.split_at(end);
     let times: usize = times.parse().ok()?;

@@ -135,9 +135,7 @@ impl Advisor<'_> {
 
     /// The problem of an unknown name, or those of the names in an unknown table.
     fn unknown(&self, error: ConfigError, written: &Node) -> Vec<ConfigError> {
-        let Some(entries) = entries_of(written) else {
-            return vec![self.completed(error, Some(written))];
-        };
+        let Some(entries) = entries_of(written) else { return vec![self.completed(error, Some(written))] };
         if Self::is_misspelt_table(&error, entries) {
             return vec![error];
         }
@@ -195,9 +193,7 @@ impl Advisor<'_> {
 
     /// True if a table has settings of the section that its name resembles.
     fn is_misspelt_table(error: &ConfigError, entries: &[Entry]) -> bool {
-        let Some(nearest) = &error.nearest else {
-            return false;
-        };
+        let Some(nearest) = &error.nearest else { return false };
         is_like(error) && entries.iter().all(|entry| row(&format!("{nearest}.{}", entry.key)).is_some())
     }
 
@@ -243,9 +239,7 @@ impl Advisor<'_> {
 /// The name in its own section that advice is about, if it says no more than that name and the
 /// value that was written.
 fn misspelt_key<'a>(advice: &'a Advice, parent: &str, written: Option<&Node>) -> Option<&'a str> {
-    let [key] = advice.meant.as_slice() else {
-        return None;
-    };
+    let [key] = advice.meant.as_slice() else { return None };
     let name = key.strip_prefix(parent).filter(|name| !name.contains('.'))?;
     let same = |node: &Node| advice.text == format!("write `{key} = {}`", node.to_inline());
     let says_no_more = advice.text == format!("write `{key}`") || written.is_some_and(same);

@@ -41,9 +41,7 @@ pub(super) struct Reading {
 /// The ways to read a path, the likeliest first. `tables` maps names of other programs' tables to
 /// sections.
 pub(super) fn readings(parts: &[String], tables: &BTreeMap<String, String>, programs: &str) -> Vec<Reading> {
-    let Some((name, outer)) = parts.split_last() else {
-        return Vec::new();
-    };
+    let Some((name, outer)) = parts.split_last() else { return Vec::new() };
     let with =
         |name: String, is_opposite: bool| Reading { parts: outer.iter().cloned().chain([name]).collect(), is_opposite };
     let mut found = Vec::new();

@@ -120,9 +120,7 @@ impl Advisor<'_> {
     /// Meaning of a name in a table about evaluation, if other tables have the same name:
     /// `eval_batch_size` for `validation_ds.batch_size`.
     fn of_evaluation(&self, parts: &[String]) -> Option<Row> {
-        let [.., table, name] = parts else {
-            return None;
-        };
+        let [.., table, name] = parts else { return None };
         let table = readings::trunk(table);
         if table != "validation" && ALIASES.tables.get(table).is_none_or(|section| section != "validation") {
             return None;
@@ -165,9 +163,7 @@ impl Advisor<'_> {
     /// The setting of the section that a foreign table stands for, by its letters or, in small
     /// sections, by words that all are in its name.
     fn in_section_of(&self, parts: &[String]) -> Option<&'static Setting> {
-        let [.., table, name] = parts else {
-            return None;
-        };
+        let [.., table, name] = parts else { return None };
         let section = ALIASES.tables.get(readings::trunk(table))?;
         let own: Vec<_> = named_settings().filter(|(setting, _)| setting.section() == section).collect();
         let short = names::collapsed(name);

@@ -124,9 +124,7 @@ impl Advisor<'_> {
 
 /// Only names that this release implements are offered.
 fn usable_names(error: ConfigError, setting: &Setting) -> ConfigError {
-    let (TypeSpec::Choice(_), Some(refusal)) = ((setting.field.spec)(), &setting.field.refusal) else {
-        return error;
-    };
+    let (TypeSpec::Choice(_), Some(refusal)) = ((setting.field.spec)(), &setting.field.refusal) else { return error };
     let usable = refusal.accepted(&setting.field.default);
     let names: Vec<_> = usable.iter().map(|node| node.to_inline().trim_matches('"').to_owned()).collect();
     let nearest = error.nearest.clone().filter(|nearest| names.contains(nearest));

@@ -72,9 +72,7 @@ fn temporary_saves(draft: &mut Draft<'_>) {
 /// Rules of copies of temporary saves at other ranks.
 fn replicas(draft: &mut Draft<'_>) {
     let settings = draft.recipe.checkpoint.clone();
-    let Some(jump) = settings.replication_jump.filter(|_| settings.replication) else {
-        return;
-    };
+    let Some(jump) = settings.replication_jump.filter(|_| settings.replication) else { return };
     let (world, block) = (draft.world.size, jump.saturating_mul(settings.replication_factor));
     if world > 1 && !world.is_multiple_of(block.max(1)) {
         let message = format!(
@@ -86,9 +84,7 @@ fn replicas(draft: &mut Draft<'_>) {
 
 fn retained_are_saved(draft: &mut Draft<'_>) {
     let checkpoint = draft.recipe.checkpoint.clone();
-    let Some(retain) = checkpoint.save_retain_interval else {
-        return;
-    };
+    let Some(retain) = checkpoint.save_retain_interval else { return };
     let is_multiple = checkpoint.save_interval.is_some_and(|interval| interval > 0 && retain.is_multiple_of(interval));
     draft.require(is_multiple, "checkpoint.save_retain_interval", "must be a multiple of checkpoint.save_interval");
 }

@@ -41,9 +41,7 @@ fn samples_need_a_whole_model(draft: &mut Draft<'_>) {
     let size = sizes.into_iter().find(|(_, size)| *size > 1).map(|(key, size)| format!("{key} = {size}"));
     let is_sharded = ddp.data_parallel_sharding_strategy == ShardingStrategy::OptimGradsParams;
     let sharding = "ddp.data_parallel_sharding_strategy = \"optim_grads_params\"";
-    let Some(spread) = size.or_else(|| is_sharded.then(|| sharding.to_owned())) else {
-        return;
-    };
+    let Some(spread) = size.or_else(|| is_sharded.then(|| sharding.to_owned())) else { return };
     // A plan does not generate a sample.
     let is_asked = draft.recipe.generate.prompt.is_some() && draft.purpose == Purpose::Train;
     let message =
@@ -153,9 +151,7 @@ pub(super) fn sample_counts(
 fn model_and_dataset_fit(draft: &mut Draft<'_>) {
     let (model, dataset) = (draft.recipe.model.kind.clone(), draft.recipe.dataset.kind.clone());
     let read = draft.model_kind().and_then(|kind| kind.inputs.clone()).unwrap_or_default();
-    let Some(brought) = draft.dataset_kind().and_then(|kind| kind.inputs.clone()) else {
-        return;
-    };
+    let Some(brought) = draft.dataset_kind().and_then(|kind| kind.inputs.clone()) else { return };
     let missing = read.iter().find(|name| !brought.contains(name));
     let unread = brought.iter().find(|name| !read.contains(name));
     let message = match (missing, unread) {

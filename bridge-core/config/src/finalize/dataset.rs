@@ -140,9 +140,7 @@ fn checked(draft: &mut Draft<'_>, key: &str, paths: Vec<String>, weights: Option
 fn check_blend(draft: &mut Draft<'_>, key: &str, blend: &Blend) {
     let is_named = !blend.paths.is_empty() && blend.paths.iter().all(|path| !path.is_empty());
     draft.require(is_named, key, "is not the name of a dataset");
-    let Some(weights) = &blend.weights else {
-        return;
-    };
+    let Some(weights) = &blend.weights else { return };
     draft.require(weights.len() == blend.paths.len(), key, "must have as many weights as paths");
     let is_valid = weights.iter().all(|w| w.is_finite() && *w > 0.0);
     if !is_valid || !weights.iter().sum::<f64>().is_finite() {
@@ -246,9 +244,7 @@ fn fim_settings_go_with_fim(draft: &mut Draft<'_>, kind: &str) {
 
 fn blends_per_split(draft: &mut Draft<'_>) {
     let key = "dataset.blend_per_split";
-    let Some(splits) = draft.recipe.dataset.blend_per_split.clone() else {
-        return;
-    };
+    let Some(splits) = draft.recipe.dataset.blend_per_split.clone() else { return };
     draft.require(splits.len() == 3, key, "must be a list of three: train, valid, test");
     for blend in splits.iter().flatten() {
         check_blend(draft, key, blend);

@@ -130,9 +130,7 @@ impl<'r> Draft<'r> {
     pub fn refuse_contradictions(&mut self, names: &[&str]) {
         let values = self.recipe.to_node();
         let is_on = |name: &&&str| values.get_path(name).is_some_and(|value| value.to_inline() == "true");
-        let Some(on) = names.iter().find(is_on) else {
-            return;
-        };
+        let Some(on) = names.iter().find(is_on) else { return };
         for off in names.iter().filter(|name| !is_on(name)) {
             let is_explicit = self.is_explicit(off);
             self.require(!is_explicit, off, format!("means the same as {on}, which is true"));

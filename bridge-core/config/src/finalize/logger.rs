@@ -36,9 +36,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 /// Memory statistics need known names.
 fn memory(draft: &mut Draft<'_>) {
     let logger = draft.recipe.logger.clone();
-    let Some(keys) = logger.memory_keys else {
-        return;
-    };
+    let Some(keys) = logger.memory_keys else { return };
     draft.forbid(keys.is_empty(), "logger.memory_keys", "names no statistic");
     let known = MEMORY_STATISTICS.map(|(statistic, _)| statistic);
     for statistic in keys.keys().filter(|statistic| !known.contains(&statistic.as_str())) {
@@ -130,9 +128,7 @@ fn times(draft: &mut Draft<'_>) {
 fn window(draft: &mut Draft<'_>) {
     let key = "logger.throughput_window_size";
     let window = draft.recipe.logger.throughput_window_size;
-    let Some(iterations) = draft.recipe.train.train_iters else {
-        return;
-    };
+    let Some(iterations) = draft.recipe.train.train_iters else { return };
     let is_changed = draft.recipe_differs(key);
     draft.idle_if(
         is_changed && window > iterations,

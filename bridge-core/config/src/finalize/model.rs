@@ -57,9 +57,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>) -> FinalTransformer {
 pub(super) fn stacks(draft: &mut Draft<'_>, model: &FinalModel) -> Vec<usize> {
     let one = vec![model.num_layers];
     let is_wrong = draft.errors.iter().any(|error| error.key.starts_with("model."));
-    let Some(kind) = draft.model_kind().and_then(|kind| kind.model.as_ref()).filter(|_| !is_wrong) else {
-        return one;
-    };
+    let Some(kind) = draft.model_kind().and_then(|kind| kind.model.as_ref()).filter(|_| !is_wrong) else { return one };
     kind.about(model).unwrap_or_else(|(key, message)| {
         draft.conflict(&key, message);
         one

@@ -14,9 +14,7 @@ pub(super) fn check(draft: &mut Draft<'_>) {
 
 /// Rules of adapters.
 fn adapters(draft: &mut Draft<'_>) {
-    let Some(peft) = draft.recipe.peft.clone() else {
-        return;
-    };
+    let Some(peft) = draft.recipe.peft.clone() else { return };
     draft.require(
         draft.recipe.checkpoint.pretrained_checkpoint.is_some(),
         "checkpoint.pretrained_checkpoint",
@@ -72,9 +70,7 @@ fn preferences(draft: &mut Draft<'_>) {
 
 /// Rules of learning from a teacher.
 fn teacher(draft: &mut Draft<'_>) {
-    let Some(settings) = draft.recipe.distillation.clone() else {
-        return;
-    };
+    let Some(settings) = draft.recipe.distillation.clone() else { return };
     draft.require(settings.teacher.is_some(), "distillation.teacher", "must be given with [distillation]");
     let is_two_stacks = draft.recipe.model.kind == "t5";
     draft.forbid(

@@ -183,9 +183,7 @@ pub(super) fn has_shards(recipe: &RecipeConfig) -> bool {
 /// Copies `[comm_overlap]` onto ddp: its values, and overlap with a distributed optimizer unless it
 /// sets that.
 fn overlaps(draft: &mut Draft<'_>) {
-    let Some(config) = draft.recipe.comm_overlap.clone() else {
-        return;
-    };
+    let Some(config) = draft.recipe.comm_overlap.clone() else { return };
     let recipe = &draft.recipe;
     let strategy = recipe.ddp.data_parallel_sharding_strategy;
     let has_shards = has_shards(recipe);

@@ -63,9 +63,7 @@ fn accepted(refusal: &Refusal, default: &Node, values: &Node) -> Vec<Node> {
 
 /// Reports the value of a setting if it is not one of the accepted values.
 fn refuse_others(draft: &mut Draft<'_>, key: &str, message: String, values: &Node, accepted: Vec<Node>) {
-    let Some(value) = values.get_path(key).filter(|value| !accepted.contains(value)) else {
-        return;
-    };
+    let Some(value) = values.get_path(key).filter(|value| !accepted.contains(value)) else { return };
     let error = ConfigError::new(ErrorKind::NotImplemented, key, message)
         .with_found(value.to_inline())
         .with_expected(accepted.iter().map(Node::to_inline).collect::<Vec<_>>().join(" or "))

@@ -79,9 +79,7 @@ fn wsd_has_its_length(draft: &mut Draft<'_>) {
 
 fn rates_are_ordered(draft: &mut Draft<'_>) {
     let init = draft.recipe.scheduler.lr_warmup_init;
-    let Some(lr) = draft.recipe.optimizer.lr else {
-        return;
-    };
+    let Some(lr) = draft.recipe.optimizer.lr else { return };
     draft.forbid(init > lr, "scheduler.lr_warmup_init", format!("is above optimizer.lr = {lr}"));
 }
 

@@ -54,9 +54,7 @@ impl RawConfig {
 /// Leaves out values that reading would fill in again: null if null is the default, and with
 /// [`Detail::NonDefault`] every default.
 fn reduce(node: &Node, default: &Node, detail: Detail) -> Node {
-    let (Data::Table(entries), Some(_)) = (&node.data, default.entries()) else {
-        return node.clone();
-    };
+    let (Data::Table(entries), Some(_)) = (&node.data, default.entries()) else { return node.clone() };
     let absent = Node::null();
     let kept = entries.iter().filter_map(|entry| {
         let default = default.get(&entry.key).unwrap_or(&absent);

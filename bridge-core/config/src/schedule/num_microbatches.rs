@@ -170,9 +170,7 @@ impl NumMicrobatchesCalculator {
     /// Global batch size for `consumed_samples`, before rounding.
     pub fn global_batch_size_at(&self, consumed_samples: u64) -> u64 {
         let global = self.config.global_batch_size;
-        let Some(rampup) = self.rampup else {
-            return global;
-        };
+        let Some(rampup) = self.rampup else { return global };
         if consumed_samples > rampup.samples {
             return global;
         }
@@ -227,9 +225,7 @@ impl BatchSizeConfig {
 
     /// The ramp-up, with all stages checked, unless it is a no-op.
     fn checked_rampup(&self) -> Result<Option<BatchRampup>, BatchSizeError> {
-        let Some(rampup) = self.rampup_batch_size else {
-            return Ok(None);
-        };
+        let Some(rampup) = self.rampup_batch_size else { return Ok(None) };
         let (BatchRampup { start, increment, samples }, global_batch_size) = (rampup, self.global_batch_size);
         for (field, size) in [("rampup_batch_size start", start), ("rampup_batch_size increment", increment)] {
             if size == 0 {

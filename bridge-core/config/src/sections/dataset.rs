@@ -26,9 +26,7 @@ pub struct Blend {
 
 impl Field for Blend {
     fn read(node: &Node, reader: &mut Reader<'_>) -> Option<Self> {
-        let Data::List(parts) = &node.data else {
-            return reader.wrong_type(node, &Self::spec());
-        };
+        let Data::List(parts) = &node.data else { return reader.wrong_type(node, &Self::spec()) };
         let (paths, weights) = match parts.as_slice() {
             [paths] => (paths, None),
             [paths, weights] => (paths, Some(weights)),

@@ -35,9 +35,7 @@ pub(super) fn share_expert_adapters(sections: &mut [Entry]) -> Result<(), Box<Co
         .any(|entries| value(entries, "num_moe_experts").is_some() && is_true(entries, "moe_grouped_gemm"));
     let is_of_expert = |target: &str| OF_EXPERTS.iter().any(|layer| target.contains(layer)) || target.ends_with('*');
     let at = value(sections, "peft").and_then(|section| section.location.clone());
-    let Some(entries) = fields_of(sections, "peft") else {
-        return Ok(());
-    };
+    let Some(entries) = fields_of(sections, "peft") else { return Ok(()) };
     if value(entries, TARGET).is_none() {
         return Ok(());
     }

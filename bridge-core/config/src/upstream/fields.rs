@@ -282,18 +282,14 @@ pub(super) fn move_overlap(sections: &mut Vec<Entry>) {
     let Some(index) = sections.iter().position(|entry| entry.key == "comm_overlap" && !is_given(&entry.node)) else {
         return;
     };
-    let Data::Table(entries) = &mut sections[index].node.data else {
-        return;
-    };
+    let Data::Table(entries) = &mut sections[index].node.data else { return };
     let moved: Vec<Entry> = entries.extract_if(.., |e| names.contains(&e.key.as_str()) && !is_given(&e.node)).collect();
     if entries.is_empty() {
         sections.remove(index);
     }
     for entry in moved.into_iter().filter(|entry| !entry.node.is_null()) {
         let has = |section: &&&str| row(&format!("{section}.{}", entry.key)).is_some();
-        let Some(target) = OVERLAP_TARGETS.iter().find(has) else {
-            continue;
-        };
+        let Some(target) = OVERLAP_TARGETS.iter().find(has) else { continue };
         let at = sections.iter().position(|section| section.key == *target).unwrap_or_else(|| {
             sections.push(Entry::new(*target, Data::Table(Vec::new()).into()));
             sections.len() - 1
@@ -377,9 +373,7 @@ pub(super) fn drop_derived(sections: &mut [Entry]) {
 
 /// Without data, upstream uses mock data.
 fn mock(dataset: &mut Node) {
-    let Data::Table(entries) = &mut dataset.data else {
-        return;
-    };
+    let Data::Table(entries) = &mut dataset.data else { return };
     let is_gpt = |entry: &Entry| entry.key == "kind" && entry.node == Node::string("gpt") && !is_given(&entry.node);
     for entry in entries.iter_mut().filter(|entry| is_gpt(entry)) {
         entry.node.data = Data::String("mock".into());

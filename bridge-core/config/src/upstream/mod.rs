@@ -48,9 +48,7 @@ fn is_sinkhorn(entry: &Entry) -> bool {
 /// from their default.
 pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
     let is_target = root.get(TARGET).is_some() || root.get("model").is_some_and(|model| model.get(TARGET).is_some());
-    let Data::Table(sections) = &mut root.data else {
-        return Vec::new();
-    };
+    let Data::Table(sections) = &mut root.data else { return Vec::new() };
     if !is_target {
         return Vec::new();
     }
@@ -62,9 +60,7 @@ pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
         }
     }
     sections.retain(|section| section.key == "model" || section.key == TARGET);
-    let Some(entries) = fields_of(sections, "model") else {
-        return left_out;
-    };
+    let Some(entries) = fields_of(sections, "model") else { return left_out };
     values::flatten(entries, "transformer");
     entries.retain(|entry| {
         let row = row(&format!("model.{}", entry.key)).map(|row| &row.field);
@@ -88,9 +84,7 @@ pub(super) fn keep_function(root: &mut Node) -> Vec<String> {
 pub(super) fn translate(root: &mut Node) -> Translated {
     let sections = root.entries().unwrap_or_default();
     let is_upstream = root.get(TARGET).is_some() || sections.iter().any(|section| section.node.get(TARGET).is_some());
-    let Data::Table(sections) = &mut root.data else {
-        return Translated::default();
-    };
+    let Data::Table(sections) = &mut root.data else { return Translated::default() };
     if !is_upstream {
         return Translated::default();
     }
@@ -267,9 +261,7 @@ impl Translation {
     /// Leaves them out of the section `name` and of the tables in it.
     fn drop_defaults_of(&mut self, name: &str, entries: &mut Vec<Entry>) {
         entries.retain_mut(|entry| {
-            let Some(row) = fields::row_of(name, &entry.key).filter(|_| !is_given(&entry.node)) else {
-                return true;
-            };
+            let Some(row) = fields::row_of(name, &entry.key).filter(|_| !is_given(&entry.node)) else { return true };
             if let (true, Data::Table(entries)) = (row.is_section, &mut entry.node.data) {
                 self.drop_defaults_of(&format!("{name}.{}", entry.key), entries);
                 return true;
@@ -282,9 +274,7 @@ impl Translation {
         if fields::is_same(&entry.node, &field.default) {
             return false;
         }
-        let Some(refusal) = &field.refusal else {
-            return true;
-        };
+        let Some(refusal) = &field.refusal else { return true };
         let is_accepted = refusal.accepted(&field.default).iter().any(|value| fields::is_same(&entry.node, value));
         if is_accepted || !is_dropped(refusal, &entry.node) {
             return true;

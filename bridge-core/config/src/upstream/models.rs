@@ -76,9 +76,7 @@ fn leave_out_idle(entries: &mut Vec<Entry>) -> Result<(), Box<ConfigError>> {
         let layers = layers.to_owned();
         set(entries, pattern, Data::String(layers));
     }
-    let Some(depths) = depths.filter(|_| is_hybrid) else {
-        return Ok(());
-    };
+    let Some(depths) = depths.filter(|_| is_hybrid) else { return Ok(()) };
     let message =
         "multi-token prediction of a hybrid model, whose layers have a pattern of their own, is not implemented";
     let error = ConfigError::new(ErrorKind::NotImplemented, "model.mtp_num_layers", message)

@@ -104,12 +104,8 @@ fn enum_name(target: &str, argument: &Data) -> Option<String> {
 /// Moves the fields of an inner table up; newer model classes keep the transformer's fields in a
 /// table of its own.
 pub(super) fn flatten(entries: &mut Vec<Entry>, name: &str) {
-    let Some(index) = entries.iter().position(|entry| entry.key == name) else {
-        return;
-    };
-    let Data::Table(inner) = entries.remove(index).node.data else {
-        return;
-    };
+    let Some(index) = entries.iter().position(|entry| entry.key == name) else { return };
+    let Data::Table(inner) = entries.remove(index).node.data else { return };
     for entry in inner {
         if !entry.key.starts_with('_') && entries.iter().all(|outer| outer.key != entry.key) {
             entries.push(entry);

@@ -7,9 +7,7 @@ use super::entries::{TARGET, fields_of, is_true, set, take, text, value};
 pub(super) fn settings_of(sections: &mut [Entry]) {
     let of = |name: &str| value(sections, name).and_then(Node::entries);
     let has_model = sections.iter().any(|section| section.key == "model");
-    let Some(entries) = of("tokenizer").filter(|_| has_model) else {
-        return;
-    };
+    let Some(entries) = of("tokenizer").filter(|_| has_model) else { return };
     if value(entries, TARGET).is_none() {
         return;
     }

@@ -13,9 +13,7 @@ use crate::train::data::gpt_data::dataset_prefix;
 /// The same problem under the setting that leads to it, with the place in the recipe; problems of
 /// no setting as they are.
 pub(in crate::train) fn name_setting(config: &RunConfig, error: InputError) -> InputError {
-    let InputError::Data(error) = error else {
-        return error;
-    };
+    let InputError::Data(error) = error else { return error };
     match setting(config, &error) {
         Some((key, kind)) => {
             let error = ConfigError::new(kind, key, error.to_string()).with_location(config.location(key));

@@ -60,9 +60,7 @@ pub(in crate::train) fn packed_otherwise(
     tokenizer: &dyn Tokenizer,
 ) -> Result<Vec<String>, DataError> {
     let content = |identifier: &Value| identifier["content"].as_str().map(str::to_owned);
-    let Some(own) = content(&tokenizer.unique_identifier()) else {
-        return Ok(Vec::new());
-    };
+    let Some(own) = content(&tokenizer.unique_identifier()) else { return Ok(Vec::new()) };
     let mut said = Vec::new();
     for prefix in named(config) {
         let packed = pack::packed_with(&prefix)?.as_ref().and_then(content);

@@ -52,9 +52,7 @@ fn last_iteration(config: &RunConfig, done: u64) -> u64 {
 
 fn check_train(config: &RunConfig, params: &SamplerParams, steps: std::ops::Range<u64>) -> Result<(), InputError> {
     let (total, consumed) = (params.total_samples, params.consumed_samples);
-    let SamplerKind::Single { incomplete } = params.kind else {
-        return Ok(Sampler::new(*params).map(drop)?);
-    };
+    let SamplerKind::Single { incomplete } = params.kind else { return Ok(Sampler::new(*params).map(drop)?) };
     let unit = (params.micro_batch_size * params.data_parallel.size) as u64;
     let left = (total as u64).saturating_sub(consumed);
     let there = if incomplete == Incomplete::Drop { left / unit } else { left.div_ceil(unit) };

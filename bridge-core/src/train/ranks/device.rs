@@ -107,9 +107,7 @@ pub fn select_device_of_rank(name: &str, place: LocalRank) -> Result<Device, Dev
     if choice.kind == Kind::Cpu {
         return Ok(Device::flex());
     }
-    let Some(index) = choice.index_of_rank(place) else {
-        return usual_device(choice.kind, name);
-    };
+    let Some(index) = choice.index_of_rank(place) else { return usual_device(choice.kind, name) };
     let devices = devices(choice.kind);
     let count = devices.len();
     devices.into_iter().nth(index).ok_or_else(|| match choice.index {

@@ -59,9 +59,7 @@ impl RouterSums {
     /// Sums the reports of the micro-batches of all ranks. The result is empty for a model without
     /// experts. All ranks call this together, including ranks without such layers.
     pub(in crate::train) fn all_reduce(self, groups: &ProcessGroups) -> Result<Routers, CommError> {
-        let Some(mut sums) = self.sums else {
-            return Ok(Routers::default());
-        };
+        let Some(mut sums) = self.sums else { return Ok(Routers::default()) };
         for figures in [sums.means.as_mut_slice(), &mut sums.by_layer] {
             agreement::sum(groups.data_context(), figures)?;
             agreement::sum(groups.pipeline(), figures)?;
@@ -90,9 +88,7 @@ impl Sums {
     }
 
     fn add(&mut self, name: &str, layer: usize, values: &[f64]) {
-        let Some(&place) = self.places.get(&layer) else {
-            return;
-        };
+        let Some(&place) = self.places.get(&layer) else { return };
         if let Some(i) = ROUTER_LOSSES.iter().position(|known| *known == name) {
             let sum = values.iter().sum::<f64>();
             for figures in [&mut self.means[2 * i..], &mut self.by_layer[place + 2 * i..]] {

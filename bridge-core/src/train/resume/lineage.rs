@@ -286,9 +286,7 @@ impl ParentCheckpoint {
         const OF_TRAINING: [&str; 3] =
             ["tokenizer.tokenizer_type", "tokenizer.bpe_vocab_size", "tokenizer.special_tokens"];
         let is_trained = config.tokenizer.tokenizer_type == Some(TokenizerType::ByteLevelBpe);
-        let Some(own) = self.tokenizer.as_ref().filter(|_| is_trained) else {
-            return Vec::new();
-        };
+        let Some(own) = self.tokenizer.as_ref().filter(|_| is_trained) else { return Vec::new() };
         let message = format!("asks for another tokenizer than the checkpoint's, of {} tokens", own.vocab_size());
         let hint = format!(
             "the checkpoint's own is taken with tokenizer.tokenizer_type = \"HuggingFaceTokenizer\" and tokenizer.tokenizer_model = {:?}",
@@ -423,9 +421,7 @@ impl ParentCheckpoint {
         own: Option<&dyn Tokenizer>,
         record: &Record,
     ) -> Result<Option<String>, ResumeError> {
-        let (Some(own), Some(of_run)) = (own, &record.tokenizer) else {
-            return Ok(None);
-        };
+        let (Some(own), Some(of_run)) = (own, &record.tokenizer) else { return Ok(None) };
         let of_base = self.record.as_ref().and_then(|record| record.tokenizer.as_ref());
         let difference = match (&self.tokenizer, loaded_again(own)?) {
             (Some(there), Some(here)) => match compare(there, &here) {

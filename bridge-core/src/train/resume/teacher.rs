@@ -49,9 +49,7 @@ pub(in crate::train) fn find(
     registry: &Registry,
     groups: &ProcessGroups,
 ) -> Result<Option<Teacher>, ResumeError> {
-    let Some(settings) = &config.distillation else {
-        return Ok(None);
-    };
+    let Some(settings) = &config.distillation else { return Ok(None) };
     let path = settings.teacher.as_ref().ok_or_else(|| CommonError::Internal(format!("{KEY} is not there")))?;
     agreement::agree(groups, "checking the teacher", check_recipe(config, registry))?;
     let checkpoint = find_teacher(config, path, &registry.weights, groups)?;
@@ -65,9 +63,7 @@ pub(in crate::train) fn find(
 /// If the recipe names no teacher that can run on the ranks of this run.
 pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), ResumeError> {
     let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
-    let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else {
-        return Ok(());
-    };
+    let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else { return Ok(()) };
     let places = Places { load: None, step: None, pretrained: Some(path) };
     match finder.at(&places).map_err(|(_, message)| refused(config, message))? {
         Some(found) => models_of(config, registry, &found.text, &found.path).map(drop),

@@ -50,9 +50,7 @@ pub(in crate::train) fn rows(
         return Err(missing("model.vocab_size", message).into());
     }
     let rows = config.model.padded_vocab_size(data.vocab_size())?;
-    let Some(start) = start.filter(|_| config.model.pads_vocabulary()) else {
-        return Ok(rows);
-    };
+    let Some(start) = start.filter(|_| config.model.pads_vocabulary()) else { return Ok(rows) };
     let mine = Vocabulary::from_data(config, data, rows);
     let saved = saved_vocabulary(&start.checkpoint, mine.size)?;
     // Other differences mean another model, which loading reports.
@@ -116,9 +114,7 @@ fn saved_vocabulary(checkpoint: &Checkpoint, size: usize) -> Result<Option<Vocab
     }
     let recipe: toml::Table =
         checkpoint.run_config()?.parse().map_err(|error| bad("the recipe", format!("{error}")))?;
-    let Some(model) = recipe.get("model").and_then(toml::Value::as_table) else {
-        return Ok(None);
-    };
+    let Some(model) = recipe.get("model").and_then(toml::Value::as_table) else { return Ok(None) };
     let is_padded = !model.contains_key("vocab_size")
         || model.get("should_pad_vocab").and_then(toml::Value::as_bool).unwrap_or(false);
     let count = |key, default| {

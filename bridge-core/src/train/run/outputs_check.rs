@@ -29,9 +29,7 @@ pub(in crate::train) fn check_outputs(config: &RunConfig) -> Result<(), ResumeEr
         let Some(folder) = folder else { continue };
         check_folder(&folder).map_err(|error| cannot_use(key, &folder, &error))?;
     }
-    let Some(temporary) = std::env::var_os("TMPDIR").map(PathBuf::from) else {
-        return Ok(());
-    };
+    let Some(temporary) = std::env::var_os("TMPDIR").map(PathBuf::from) else { return Ok(()) };
     // `TMPDIR` must exist: no code creates it.
     let exists = std::fs::metadata(&temporary).map(drop);
     exists.and_then(|()| check_folder(&temporary)).map_err(|error| cannot_use("TMPDIR", &temporary, &error))

@@ -489,9 +489,7 @@ fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<Str
         Some(start) => start.checkpoint.companions().map_err(ResumeError::from)?,
         None => BTreeMap::new(),
     };
-    let Some(tokenizer) = data.tokenizer() else {
-        return Ok(files);
-    };
+    let Some(tokenizer) = data.tokenizer() else { return Ok(files) };
     let error = |error: std::io::Error| CommonError::log("tokenizer files", error);
     let folder = tempfile::tempdir().map_err(error)?;
     tokenizer.save_assets(folder.path()).map_err(InputError::from)?;
@@ -502,9 +500,7 @@ fn tokenizer_files(data: &RunData, start: Option<&Start>) -> Result<BTreeMap<Str
 /// Tensors of the checkpoint that the run starts from that belong to no parameter. They are read
 /// when a checkpoint is written, by rank 0.
 fn carried(groups: &ProcessGroups, start: Option<&Start>) -> Result<Vec<ShardTensor>, TrainError> {
-    let Some(start) = start.filter(|_| agreement::is_rank_zero(groups)) else {
-        return Ok(Vec::new());
-    };
+    let Some(start) = start.filter(|_| agreement::is_rank_zero(groups)) else { return Ok(Vec::new()) };
     let copied = start.checkpoint.names_in(CARRIED_GROUP).map(|name| ShardTensor::copied(&start.checkpoint, name));
     Ok(copied.collect::<Result<_, _>>().map_err(ResumeError::from)?)
 }

@@ -101,9 +101,7 @@ impl Training {
         groups: &ProcessGroups,
         batches: &[Batch],
     ) -> Result<Vec<Option<CustomLossCall>>, StepError> {
-        let Some(distillation) = &mut self.distillation else {
-            return self.custom_losses(state, batches);
-        };
+        let Some(distillation) = &mut self.distillation else { return self.custom_losses(state, batches) };
         let losses = distillation.losses(groups, batches)?;
         self.note_figures(&losses);
         Ok(losses)

@@ -42,9 +42,7 @@ pub(super) fn metric(config: &RunConfig, report: &EvaluationReport) -> Result<f6
 pub fn check_metric(config: &RunConfig, forward_step: &dyn ForwardStep) -> Result<(), ConfigErrors> {
     const KEY: &str = "validation.metric";
     let names = if config.dpo.is_some() { Some(DPO_LOSSES.to_vec()) } else { forward_step.loss_names() };
-    let (Some(metric), Some(names)) = (&config.validation.metric, names) else {
-        return Ok(());
-    };
+    let (Some(metric), Some(names)) = (&config.validation.metric, names) else { return Ok(()) };
     let is_of_set =
         |name: &&str| config.validation.multiple_validation_sets && metric.starts_with(&format!("{name} of "));
     // The name stands for the loss that the model is judged by.

@@ -249,9 +249,7 @@ impl Loaded<'_> {
     /// # Errors
     /// If it cannot be understood.
     pub fn field<T: serde::de::DeserializeOwned>(&self, key: &str) -> Result<Option<T>, CommonError> {
-        let Some(value) = self.state.and_then(|state| state.get(key)) else {
-            return Ok(None);
-        };
+        let Some(value) = self.state.and_then(|state| state.get(key)) else { return Ok(None) };
         serde_json::from_value(value.clone()).map(Some).map_err(|error| CommonError::BadState {
             path: self.folder.to_owned(),
             field: key.to_owned(),

@@ -38,9 +38,7 @@ pub(super) struct Heartbeats {
 impl Heartbeats {
     /// Heartbeats of a configuration, if it asks for them.
     pub fn new(config: &RunConfig, rank_env: &RankEnv) -> Result<Option<Self>, SubsystemError> {
-        let Some(settings) = config.ft.as_ref().filter(|settings| settings.enable_ft_package) else {
-            return Ok(None);
-        };
+        let Some(settings) = config.ft.as_ref().filter(|settings| settings.enable_ft_package) else { return Ok(None) };
         let monitor = rank_env.monitor.clone().ok_or(SubsystemError::NoMonitor)?;
         let root = config.checkpoint.save.clone().unwrap_or_default();
         let limits = SectionLimits::read(&root).map_err(|(path, message)| bad_limits(path, message))?;

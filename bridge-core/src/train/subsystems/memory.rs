@@ -87,9 +87,7 @@ impl Subsystem for MemoryOfRun {
     }
 
     fn after_step(&mut self, run: &mut RunContext, step: &StepReport) -> Result<LoopRequest, SubsystemError> {
-        let (Some(memory), iteration) = (self.memory.take(), step.iteration) else {
-            return Ok(LoopRequest::default());
-        };
+        let (Some(memory), iteration) = (self.memory.take(), step.iteration) else { return Ok(LoopRequest::default()) };
         let config = &run.state.config;
         let is_due = |interval| is_reported_every(config, interval, iteration);
         let is_asked = config.logger.log_memory_interval.is_some_and(is_due);

@@ -82,9 +82,7 @@ impl MemoryHistory {
     }
 
     fn write(run: &RunContext) -> Result<(), SubsystemError> {
-        let Some(window) = RankSlot::end_window() else {
-            return Ok(());
-        };
+        let Some(window) = RankSlot::end_window() else { return Ok(()) };
         let (config, rank) = (&run.state.config, run.groups.world().rank().to_string());
         let files = [
             (file(config, &rank, None), memory_pickle(&window)),

@@ -73,12 +73,8 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
 /// Checks that everything that `[peft]` or `model.freeze_parameters` names is in the model. A model
 /// that cannot be built is another problem.
 fn check_adapter(config: &RunConfig, registry: &Registry) -> Result<(), ModelBuildError> {
-    let Ok(model) = registry.models.config(&config.model) else {
-        return Ok(());
-    };
-    let Some(adapter) = registry.models.adapter(config.peft.as_ref(), &config.model)? else {
-        return Ok(());
-    };
+    let Ok(model) = registry.models.config(&config.model) else { return Ok(()) };
+    let Some(adapter) = registry.models.adapter(config.peft.as_ref(), &config.model)? else { return Ok(()) };
     // Names of layers are the same with any vocabulary.
     let work = Workload::sequence(config.model.seq_length, config.model.vocab_size.unwrap_or(ANY_VOCABULARY));
     model.builder().outline(&work, &Stage::whole(model.stacks()), Some(Arc::clone(&adapter)))?;

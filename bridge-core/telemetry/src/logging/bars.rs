@@ -139,9 +139,7 @@ fn with_prefix_of_rate(rate: f64) -> String {
 /// A line with its bar in two colours.
 fn coloured(line: &str) -> String {
     let is_bar = |c: char| c == DONE || c == TO_DO;
-    let Some(begin) = line.find(is_bar) else {
-        return line.to_owned();
-    };
+    let Some(begin) = line.find(is_bar) else { return line.to_owned() };
     let (head, rest) = line.split_at(begin);
     let (bar, rest) = rest.split_at(rest.find(|c| !is_bar(c)).unwrap_or(rest.len()));
     let (done, to_do) = bar.split_at(bar.find(TO_DO).unwrap_or(bar.len()));

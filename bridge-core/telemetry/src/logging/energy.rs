@@ -59,9 +59,7 @@ impl Counter {
 
     /// Microjoules since the last call; 0 where it cannot be read any more.
     fn microjoules(&mut self) -> u64 {
-        let Some(now) = number(&self.file) else {
-            return 0;
-        };
+        let Some(now) = number(&self.file) else { return 0 };
         let last = std::mem::replace(&mut self.last, now);
         if now >= last { now - last } else { (self.range + now).saturating_sub(last) }
     }

@@ -45,9 +45,7 @@ impl CollectedLosses {
     /// Adds the loss of a record that has one.
     pub fn add(&mut self, record: &Map<String, Value>) {
         let point = || Some((record.get("iteration")?.as_u64()? as f64, record.get("loss")?.as_f64()?));
-        let Some(point) = point().filter(|(_, loss)| loss.is_finite()) else {
-            return;
-        };
+        let Some(point) = point().filter(|(_, loss)| loss.is_finite()) else { return };
         match record.get("kind").and_then(Value::as_str) {
             Some("train") => self.train.push(point),
             Some("valid") => self.validation.push(point),

@@ -35,9 +35,7 @@ impl ThroughputWindow {
     /// `throughput/{batches,samples,tokens}_per_sec` and `throughput/device/...`; empty until the
     /// window is full, or when the clock stood still.
     pub fn report(&self, world_size: u64) -> Vec<(String, f64)> {
-        let (Some(first), Some(last)) = (self.ends.front(), self.ends.back()) else {
-            return Vec::new();
-        };
+        let (Some(first), Some(last)) = (self.ends.front(), self.ends.back()) else { return Vec::new() };
         let seconds = last.0 - first.0;
         if self.ends.len() <= self.window_size || seconds <= 0.0 {
             return Vec::new();

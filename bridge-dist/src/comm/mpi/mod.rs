@@ -262,9 +262,7 @@ impl Communicator for MpiCommunicator {
         let mut lane = lock(&self.blocking);
         lane.agree(&signature)?;
         let library = |error| self.member.library(&signature, error);
-        let Some(mut raw) = self.member.raw().split(color, key).map_err(library)? else {
-            return Ok(None);
-        };
+        let Some(mut raw) = self.member.raw().split(color, key).map_err(library)? else { return Ok(None) };
         if raw.size().map_err(library)? == 1 {
             raw.free();
             return Ok(Some(Arc::new(SingleCommunicator::from_world_rank(name, self.member.world_rank()))));

@@ -218,9 +218,7 @@ fn collect<T>(outcomes: Vec<Result<T, RankFailure>>, watch: &super::group::Group
 /// Lower is more likely the cause: own failures, then communication errors, then those that only
 /// pass on another rank's failure.
 fn blame(failure: &RankFailure) -> u8 {
-    let RankFailure::Failed(error) = failure else {
-        return 0;
-    };
+    let RankFailure::Failed(error) = failure else { return 0 };
     let mut link: Option<&(dyn Error + 'static)> = Some(&**error);
     while let Some(error) = link {
         if let Some(error) = error.downcast_ref::<CommError>() {

@@ -125,14 +125,10 @@ pub(crate) struct SavedParameter {
 pub(super) fn modules(config: &DecoderConfig, map: &WeightMap, names: ModuleNames) -> Vec<Module> {
     let mut modules = Vec::new();
     for listed in config.linear_layers() {
-        let Some(entry) = map.entry(&format!("{}.weight", listed.layer.name)) else {
-            continue;
-        };
+        let Some(entry) = map.entry(&format!("{}.weight", listed.layer.name)) else { continue };
         let parts = Parts::from_layer(&listed.layer).names("").len();
         for (index, (stored, rows)) in entry.tensors.iter().zip(entry.stored_rows()).enumerate() {
-            let Some(name) = stored.name.strip_suffix(".weight").filter(|_| stored.part.is_none()) else {
-                continue;
-            };
+            let Some(name) = stored.name.strip_suffix(".weight").filter(|_| stored.part.is_none()) else { continue };
             let is_part = entry.tensors.len() > 1;
             assert!(!is_part || parts == entry.tensors.len(), "`{name}` is a part that its layer's cut does not know");
             modules.push(Module {

@@ -313,9 +313,7 @@ impl Reader<'_> {
         key: &str,
         read: impl Fn(Option<&Value>) -> Result<f64, AdapterError>,
     ) -> Result<Vec<(Regex, f64)>, AdapterError> {
-        let Some(value) = self.given(key) else {
-            return Ok(Vec::new());
-        };
+        let Some(value) = self.given(key) else { return Ok(Vec::new()) };
         let table = value.as_object().ok_or_else(|| self.error(key, "a table of names"))?;
         let entry =
             |(pattern, value)| Ok((self.regex(key, &format!(r"^(?:.*\.)?(?:{pattern})$"))?, read(Some(value))?));

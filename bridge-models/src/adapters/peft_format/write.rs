@@ -137,9 +137,7 @@ impl TrainedAdapter {
                 (of(0).0, parts.select(part, of(0).1), rows)
             }
             (Some(_), Some(part)) => {
-                let Some(index) = branches.iter().position(|branch| branch.part == Some(part)) else {
-                    return Ok(None);
-                };
+                let Some(index) = branches.iter().position(|branch| branch.part == Some(part)) else { return Ok(None) };
                 (of(index).0, of(index).1, vectors.get(index).cloned())
             }
             (Some(_), None) => {

@@ -27,9 +27,7 @@ impl MoeInput<'_> {
     /// True for padding among the `b` times `t` tokens that a router has, `[b * t]`; empty if no
     /// token is padding.
     pub fn padding_of_router(&self, b: usize, t: usize) -> Vec<bool> {
-        let Some(padding) = self.padding else {
-            return Vec::new();
-        };
+        let Some(padding) = self.padding else { return Vec::new() };
         let length = padding.len() / b;
         // Either the tokens of a tensor-parallel region, or those of this rank's residual stream.
         let own = if self.regions.shards_experts_alike() { 0..length } else { self.regions.own_rows(length) };

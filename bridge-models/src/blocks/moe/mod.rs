@@ -227,9 +227,7 @@ impl Moe {
 
 /// A term of the shared experts' output, times the gate if there is one: `[n, c]` -> the same.
 fn gated_term(shared: &Mlp, gate: &Option<Param<Tensor<2>>>, x_nc: Tensor<2>) -> Tensor<2> {
-    let Some(weight_1c) = gate else {
-        return shared.forward_term(x_nc);
-    };
+    let Some(weight_1c) = gate else { return shared.forward_term(x_nc) };
     let gate_n1 = sigmoid(linear(x_nc.clone(), weight_1c.val(), None));
     shared.forward_term(x_nc) * gate_n1
 }

@@ -177,9 +177,7 @@ impl TrainingSettings {
     }
 
     fn with_noise(self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
-        let Some(key) = input.key.filter(|_| self.jitter > 0.0 && !self.forced) else {
-            return x_btc;
-        };
+        let Some(key) = input.key.filter(|_| self.jitter > 0.0 && !self.forced) else { return x_btc };
         let stream = key.0.derive(noise::JITTER);
         let factor = |draw: f64| (1.0 + self.jitter * (2.0 * draw - 1.0)) as f32;
         let draw = |run| stream.uniform_range(run).into_iter().map(factor).collect();
@@ -189,9 +187,7 @@ impl TrainingSettings {
 
     /// Drawn scores, with gradients as if they were the computed ones.
     fn forced(self, logits_bte: Tensor<3>, input: &MoeInput) -> Tensor<3> {
-        let Some(key) = input.key.filter(|_| self.forced) else {
-            return logits_bte;
-        };
+        let Some(key) = input.key.filter(|_| self.forced) else { return logits_bte };
         let stream = key.0.derive(noise::FORCED);
         let (device, dtype) = (logits_bte.device(), logits_bte.dtype());
         let drawn_bte = input.regions.drawn(logits_bte.dims(), &device, dtype, |run| stream.normal_range(run, 1.0));

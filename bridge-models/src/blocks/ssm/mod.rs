@@ -175,9 +175,7 @@ impl Mamba {
     /// The scan's output, normalized and gated, or gated alone: `[b, t, i]` twice -> the same.
     fn gated(&self, y_bti: Tensor<3>, z_bti: Tensor<3>) -> Tensor<3> {
         let Settings { scan, norm_before_gate, epsilon, .. } = self.settings;
-        let Some(norm) = &self.norm else {
-            return y_bti * silu(z_bti);
-        };
+        let Some(norm) = &self.norm else { return y_bti * silu(z_bti) };
         let weight = norm.weight.val();
         if !norm_before_gate {
             return gated_rms_norm(y_bti, z_bti, weight, scan.groups, epsilon);

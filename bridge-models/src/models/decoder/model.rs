@@ -388,9 +388,7 @@ impl Decoder {
         if let (Some(metrics), Some((right, counted))) = (context.auxiliary.metrics, accuracy.counts()) {
             metrics.record(TOKEN_ACCURACY, 0, vec![right as f64, counted as f64]);
         }
-        let Some((prediction, x_btc)) = mtp else {
-            return loss;
-        };
+        let Some((prediction, x_btc)) = mtp else { return loss };
         let mtp_context = mtp::MtpContext {
             regions: &self.regions,
             batch: context.batch,
@@ -436,9 +434,7 @@ impl Decoder {
     /// Tokens that layers must process now: the new ones, or all tokens of the generation if rotary
     /// embeddings of earlier positions change with the new length. The KV caches are cleared then.
     fn tokens_to_reprocess(&self, tokens_bt: Tensor<2, Int>, state: &mut GenerationState) -> Tensor<2, Int> {
-        let Some(rotary) = self.rotary.as_ref().filter(|rotary| rotary.depends_on_length()) else {
-            return tokens_bt;
-        };
+        let Some(rotary) = self.rotary.as_ref().filter(|rotary| rotary.depends_on_length()) else { return tokens_bt };
         let [_, new] = tokens_bt.dims();
         let TokenHistory(history) = state.layer(self.decoder.layers.len());
         let all_bt = match history.take() {

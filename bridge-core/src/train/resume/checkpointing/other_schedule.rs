@@ -17,9 +17,7 @@ pub(super) fn in_words_of_recipes(
     checkpoint: &Checkpoint,
     error: SchedulerStateError,
 ) -> SchedulerStateError {
-    let SchedulerStateError::Mismatch(mismatches) = error else {
-        return error;
-    };
+    let SchedulerStateError::Mismatch(mismatches) = error else { return error };
     let [here, there] = recipes(config, checkpoint);
     SchedulerStateError::Mismatch(told(&here, &there, mismatches))
 }

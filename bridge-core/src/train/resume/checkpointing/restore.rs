@@ -290,9 +290,7 @@ fn beginning(
     adapter: Option<&dyn Adapter>,
     base: Option<&Checkpoint>,
 ) -> Result<Option<Vec<f32>>, CheckpointError> {
-    let (Some(adapter), Some(base)) = (adapter, base) else {
-        return Ok(None);
-    };
+    let (Some(adapter), Some(base)) = (adapter, base) else { return Ok(None) };
     let mut failure = None;
     let mut weight = |name: &str| {
         let values = base.tensor(name).and_then(|tensor| base.load_float_rows(name, 0..tensor.shape[0]));
@@ -302,9 +300,7 @@ fn beginning(
     if let Some(error) = failure {
         return Err(error);
     }
-    let Some(whole) = begun else {
-        return Ok(None);
-    };
+    let Some(whole) = begun else { return Ok(None) };
     let runs = declaration.placement.held_runs(&declaration.global_shape());
     Ok(Some(runs.into_iter().flat_map(|run| &whole[run]).copied().collect()))
 }
@@ -361,9 +357,7 @@ pub(super) fn load_from<'a>(
     }
     let mut failure = None;
     chunk.update_parameters(&mut |name, old| {
-        let Some(shard) = local_shards.get(name) else {
-            return old.into();
-        };
+        let Some(shard) = local_shards.get(name) else { return old.into() };
         match device_tensor(sources[name], name, shard, 0..shard.num_elements(), &old.device()) {
             Ok(value) if value.dtype() == old.dtype() => value.into(),
             Ok(value) => value.cast(FloatDType::from(old.dtype())).into(),

@@ -29,9 +29,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
     let timer = run.timers.start("save-checkpoint", TimerLevel::Iteration);
     // One save at a time; the outcome of the one before is reported first.
     run.outputs.await_save(&run.state, &run.groups)?;
-    let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.state.config.checkpoint.save) else {
-        return Ok(());
-    };
+    let (Some(saver), Some(root)) = (&mut run.outputs.saver, &run.state.config.checkpoint.save) else { return Ok(()) };
     let folder = root.join(iteration_folder_name(step));
     let (stage, report) = saver.save(snapshot)?;
     if report.is_some() {
@@ -52,9 +50,7 @@ pub(in crate::train) fn save_checkpoint(run: &mut TrainingRun) -> Result<(), Res
 pub(in crate::train) fn save_non_persistent(run: &mut TrainingRun) -> Result<(), ResumeError> {
     let step = run.state.train_state.step;
     let snapshot = prepare(run)?;
-    let Some(temporary) = &run.outputs.non_persistent else {
-        return Ok(());
-    };
+    let Some(temporary) = &run.outputs.non_persistent else { return Ok(()) };
     let timer = run.timers.start("save-checkpoint-non-persistent", TimerLevel::Iteration);
     let saved = temporary.save(&snapshot);
     drop(timer);

@@ -70,9 +70,7 @@ impl Saver {
         manager: Option<NamedManager>,
     ) -> Result<Option<Self>, ResumeError> {
         let settings = &config.checkpoint;
-        let Some(root) = &settings.save else {
-            return Ok(None);
-        };
+        let Some(root) = &settings.save else { return Ok(None) };
         let retain = settings.save_retain_interval.map(|n| n as u64);
         let options = SaveOptions {
             retention: RetentionPolicy::new(settings.most_recent_k.unwrap_or(-1), retain)?,

@@ -39,9 +39,7 @@ struct CometSink {
 
 pub(super) fn open(context: &SinkContext) -> Opened {
     let (config, logger) = (context.config, &context.config.logger);
-    let Some(project) = logger.comet_project.clone() else {
-        return Ok(None);
-    };
+    let Some(project) = logger.comet_project.clone() else { return Ok(None) };
     let experiment = Experiment {
         key: key_of(context.run),
         project,
@@ -159,9 +157,7 @@ impl Sink for CometSink {
     }
 
     fn on_save(&mut self, save: &SaveRecord) -> Result<(), SinkError> {
-        let Some((name, value)) = tracked::last_checkpoint(self.saved.as_deref(), save) else {
-            return Ok(());
-        };
+        let Some((name, value)) = tracked::last_checkpoint(self.saved.as_deref(), save) else { return Ok(()) };
         self.begin()?;
         self.messages.other(name, value);
         self.write(&[])

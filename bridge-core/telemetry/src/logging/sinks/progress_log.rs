@@ -53,9 +53,7 @@ struct ProgressLog {
 
 pub(super) fn open(context: &SinkContext) -> Opened {
     let config = context.config;
-    let Some(save) = config.checkpoint.save.as_ref().filter(|_| config.logger.log_progress) else {
-        return Ok(None);
-    };
+    let Some(save) = config.checkpoint.save.as_ref().filter(|_| config.logger.log_progress) else { return Ok(None) };
     let job = std::env::var("SLURM_JOB_ID").unwrap_or_default();
     std::fs::create_dir_all(save).map_err(|error| OpenError::log(save.display().to_string(), error))?;
     Ok(Some(Box::new(ProgressLog::new(&save.join(NAME), &job, config.parallel.world_size as u64))))

@@ -44,9 +44,7 @@ fn spool_error(name: &str) -> impl FnOnce(std::io::Error) -> OpenError {
 
 pub(super) fn open_mlflow(context: &SinkContext) -> Opened {
     let (config, logger) = (context.config, &context.config.logger);
-    let Some(experiment) = logger.mlflow_experiment.clone() else {
-        return Ok(None);
-    };
+    let Some(experiment) = logger.mlflow_experiment.clone() else { return Ok(None) };
     let key = "logger.mlflow_tracking_uri";
     let uri = logger.mlflow_tracking_uri.clone().or_else(|| std::env::var("MLFLOW_TRACKING_URI").ok());
     let missing = "is not given, nor is MLFLOW_TRACKING_URI: where is the server?";
@@ -77,9 +75,7 @@ pub(super) fn open_mlflow(context: &SinkContext) -> Opened {
 
 pub(super) fn open_otlp(context: &SinkContext) -> Opened {
     let (config, logger) = (context.config, &context.config.logger);
-    let Some(endpoint) = logger.otlp_endpoint.clone() else {
-        return Ok(None);
-    };
+    let Some(endpoint) = logger.otlp_endpoint.clone() else { return Ok(None) };
     check(&endpoint, "logger.otlp_endpoint", "collector", 4318)?;
     let target = OtlpTarget { endpoint, recipe: config.name.clone() };
     let known = json!(OtlpTarget { endpoint: redacted(&target.endpoint).into_owned(), ..target.clone() });

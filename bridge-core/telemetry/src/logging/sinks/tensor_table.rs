@@ -21,9 +21,7 @@ const NAME: &str = "tensor_statistics.csv";
 const PREFIX: &str = "tensor_";
 
 pub(super) fn open(context: &SinkContext) -> Opened {
-    let Some(settings) = &context.config.tensor_inspect else {
-        return Ok(None);
-    };
+    let Some(settings) = &context.config.tensor_inspect else { return Ok(None) };
     let path = settings.log_dir.join(NAME);
     let name = || path.display().to_string();
     let table = Table::open(&path, context.run, context.iteration).map_err(|error| match error.kind() {

@@ -29,9 +29,7 @@ impl Sink for TensorBoard {
 
     fn on_record(&mut self, record: &Record) -> Result<(), SinkError> {
         for figure in record.due(self.interval) {
-            let (Some(tag), Some(value)) = (&figure.board, figure.value.number()) else {
-                continue;
-            };
+            let (Some(tag), Some(value)) = (&figure.board, figure.value.number()) else { continue };
             self.writer.scalar(tag, value, record.iteration)?;
             if figure.has_twin {
                 let name = format!("{tag}{SAMPLES_SUFFIX}");

@@ -69,9 +69,7 @@ pub(super) fn values(record: &Record, interval: u64) -> Vec<(String, MetricValue
 
 /// Upstream's names of evaluations at MLflow and Comet: `val/lm loss`, `val/lm loss ppl`.
 pub(super) fn of_validation(kind: RecordKind, tag: &str) -> String {
-    let RecordKind::Evaluation(split, _) = kind else {
-        return tag.to_owned();
-    };
+    let RecordKind::Evaluation(split, _) = kind else { return tag.to_owned() };
     let part = if kind.name() == "valid" { "val" } else { kind.name() };
     format!("{part}/{}", tag.replacen(&format!(" {}", split.name()), "", 1))
 }

@@ -52,9 +52,7 @@ struct Log {
 
 pub(super) fn open(context: &SinkContext) -> Opened {
     let (config, logger) = (context.config, &context.config.logger);
-    let Some(project) = logger.wandb_project.clone() else {
-        return Ok(None);
-    };
+    let Some(project) = logger.wandb_project.clone() else { return Ok(None) };
     // Values without a setting in Megatron Bridge come from the environment, as in W&B's own
     // client.
     let of = |name: &str| std::env::var(name).unwrap_or_default();
@@ -101,9 +99,7 @@ impl WandbSink {
 
     /// Writes the figures of the last step.
     fn flush(&mut self) -> Result<(), SinkError> {
-        let Some(row) = self.row.take() else {
-            return Ok(());
-        };
+        let Some(row) = self.row.take() else { return Ok(()) };
         let log = self.log()?;
         if log.earlier.sent.is_some_and(|sent| row.step <= sent) {
             // W&B has the step of the job that did it first, and takes none twice.
@@ -215,9 +211,7 @@ impl Sink for WandbSink {
         // A run that resumes from here does not repeat this step. Evaluations at the end are added
         // to the last step.
         let flushed = if save.iteration < self.train_iters { self.flush() } else { Ok(()) };
-        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else {
-            return flushed;
-        };
+        let Some(folder) = self.saved.as_ref().filter(|_| save.stage != SaveStage::Begun) else { return flushed };
         let name = format!("iter_{:07}", save.iteration);
         let uri = format!("file://{}", std::path::absolute(folder)?.join(&name).display());
         let number = self.log()?.number;

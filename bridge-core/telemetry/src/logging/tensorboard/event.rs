@@ -69,9 +69,7 @@ impl Event {
 /// Decodes a summary of exactly one simple value as a scalar; ignores all others.
 fn decode_summary(bytes: &[u8]) -> Option<EventKind> {
     let mut summary = Fields(bytes);
-    let Some((1, Field::Bytes(value))) = summary.next() else {
-        return Some(EventKind::Other);
-    };
+    let Some((1, Field::Bytes(value))) = summary.next() else { return Some(EventKind::Other) };
     let (mut tag, mut simple_value) = (None, None);
     let mut fields = Fields(value);
     while !fields.0.is_empty() {

@@ -39,9 +39,7 @@ pub(super) fn split<'a>(path: &Path, bytes: &'a [u8]) -> Result<Vec<(Event, &'a 
         // A length that passed its checksum but exceeds the file belongs to a torn record.
         let length = u64::from_le_bytes(length.try_into().expect("split at 8"));
         let end = usize::try_from(length).ok().and_then(|length| offset.checked_add(16)?.checked_add(length));
-        let Some(record) = end.and_then(|end| bytes.get(offset..end)) else {
-            break;
-        };
+        let Some(record) = end.and_then(|end| bytes.get(offset..end)) else { break };
         let (payload, crc) = record[12..].split_at(record.len() - 16);
         if masked_crc32c(payload).to_le_bytes() != crc {
             return Err(damaged("the record's checksum does not match"));

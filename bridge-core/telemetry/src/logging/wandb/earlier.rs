@@ -25,9 +25,7 @@ pub(in crate::logging) fn look_at_earlier(place: &Path, id: &str, iteration: u64
     let mut found = Earlier::default();
     for path in logs(place, id)? {
         let is_sent = path.with_extension("wandb.synced").exists();
-        let Some(mut records) = Records::open(&path)? else {
-            continue;
-        };
+        let Some(mut records) = Records::open(&path)? else { continue };
         let (mut last, mut end) = (StepOf::default(), records.end);
         while let Some(record) = records.next()? {
             if let Some(of) = step_of(&record) {

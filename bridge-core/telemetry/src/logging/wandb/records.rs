@@ -213,9 +213,7 @@ pub(super) fn step_of(record: &[u8]) -> Option<StepOf> {
 /// The value of an item named `_runtime`.
 fn runtime(item: &[u8]) -> Option<f64> {
     let mut fields = Fields(item);
-    let Some((2, Field::Bytes(b"_runtime"))) = fields.next() else {
-        return None;
-    };
+    let Some((2, Field::Bytes(b"_runtime"))) = fields.next() else { return None };
     match fields.next() {
         Some((16, Field::Bytes(json))) => std::str::from_utf8(json).ok()?.parse().ok(),
         _ => None,
