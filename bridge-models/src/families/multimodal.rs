@@ -43,118 +43,36 @@ pub(crate) const CLASSES: &[MultimodalClass] = &[
 /// of absent keys. `text_config` lacks all keys that have these values, sizes too; a class that is
 /// not here has the name of its family and all keys.
 pub(crate) const TEXT_CLASSES: &[TextClass] = &[
-    text(
-        "llama",
-        "llama",
-        &[
-            ("vocab_size", "32000"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "11008"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "32"),
-        ],
-    ),
-    text(
-        "mistral",
-        "mistral",
-        &[
-            ("vocab_size", "32000"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "14336"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "8"),
-        ],
-    ),
-    text(
-        "gemma",
-        "gemma",
-        &[
-            ("vocab_size", "256000"),
-            ("hidden_size", "3072"),
-            ("intermediate_size", "24576"),
-            ("num_hidden_layers", "28"),
-            ("num_attention_heads", "16"),
-            ("num_key_value_heads", "16"),
-            ("head_dim", "256"),
-        ],
-    ),
-    text(
-        "gemma2",
-        "gemma2",
-        &[
-            ("vocab_size", "256000"),
-            ("hidden_size", "2304"),
-            ("intermediate_size", "9216"),
-            ("num_hidden_layers", "26"),
-            ("num_attention_heads", "8"),
-            ("num_key_value_heads", "4"),
-        ],
-    ),
-    text(
-        "gemma3_text",
-        "gemma3_text",
-        &[
-            ("vocab_size", "262208"),
-            ("hidden_size", "2304"),
-            ("intermediate_size", "9216"),
-            ("num_hidden_layers", "26"),
-            ("num_attention_heads", "8"),
-            ("num_key_value_heads", "4"),
-        ],
-    ),
-    text(
+    sized("llama", "llama", [32_000, 4096, 11_008, 32, 32, 0], &[]),
+    sized("mistral", "mistral", [32_000, 4096, 14_336, 32, 32, 8], &[]),
+    sized("gemma", "gemma", [256_000, 3072, 24_576, 28, 16, 16], &[("head_dim", "256")]),
+    sized("gemma2", "gemma2", [256_000, 2304, 9216, 26, 8, 4], &[]),
+    sized("gemma3_text", "gemma3_text", [262_208, 2304, 9216, 26, 8, 4], &[]),
+    sized("qwen2", "qwen2", [151_936, 4096, 22_016, 32, 32, 32], &[]),
+    sized("qwen3", "qwen3", [151_936, 4096, 22_016, 32, 32, 32], &[("head_dim", "128")]),
+    sized(
+        "qwen2_vl_text",
         "qwen2",
+        [152_064, 8192, 29_568, 80, 64, 8],
+        &[("rms_norm_eps", "1e-5"), ("rope_theta", "1000000.0"), ("max_window_layers", "80")],
+    ),
+    sized(
+        "qwen2_5_vl_text",
         "qwen2",
-        &[
-            ("vocab_size", "151936"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "22016"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "32"),
-        ],
+        [152_064, 8192, 29_568, 80, 64, 8],
+        &[("rms_norm_eps", "1e-5"), ("rope_theta", "1000000.0"), ("max_window_layers", "80")],
     ),
-    text(
-        "qwen3",
-        "qwen3",
-        &[
-            ("vocab_size", "151936"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "22016"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "32"),
-            ("head_dim", "128"),
-        ],
-    ),
-    text("qwen2_vl_text", "qwen2", QWEN2_VL),
-    text("qwen2_5_vl_text", "qwen2", QWEN2_VL),
-    text(
+    sized(
         "qwen3_vl_text",
         "qwen3",
-        &[
-            ("vocab_size", "151936"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "22016"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "32"),
-            ("head_dim", "128"),
-            ("max_position_embeddings", "128000"),
-            ("rope_theta", "500000.0"),
-        ],
+        [151_936, 4096, 22_016, 32, 32, 32],
+        &[("head_dim", "128"), ("max_position_embeddings", "128000"), ("rope_theta", "500000.0")],
     ),
-    text(
+    sized(
         "qwen3_vl_moe_text",
         "qwen3_moe",
+        [151_936, 2048, 5632, 24, 16, 16],
         &[
-            ("vocab_size", "151936"),
-            ("hidden_size", "2048"),
-            ("intermediate_size", "5632"),
-            ("num_hidden_layers", "24"),
-            ("num_attention_heads", "16"),
-            ("num_key_value_heads", "16"),
             ("max_position_embeddings", "128000"),
             ("moe_intermediate_size", "1408"),
             ("num_experts_per_tok", "4"),
@@ -162,97 +80,27 @@ pub(crate) const TEXT_CLASSES: &[TextClass] = &[
         ],
     )
     .always(&[("norm_topk_prob", "true"), ("use_sliding_window", "false")]),
-    text(
-        "ministral3",
-        "ministral3",
-        &[
-            ("vocab_size", "131072"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "14336"),
-            ("num_hidden_layers", "34"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "8"),
-        ],
-    ),
-    text(
-        "qwen3_moe",
-        "qwen3_moe",
-        &[
-            ("vocab_size", "151936"),
-            ("hidden_size", "2048"),
-            ("intermediate_size", "6144"),
-            ("num_hidden_layers", "24"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "4"),
-        ],
-    ),
-    text(
-        "qwen3_5_text",
-        "qwen3_5_text",
-        &[
-            ("vocab_size", "248320"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "12288"),
-            ("num_hidden_layers", "32"),
-            ("num_attention_heads", "16"),
-            ("num_key_value_heads", "4"),
-            ("head_dim", "256"),
-        ],
-    ),
-    text(
-        "qwen3_5_moe_text",
-        "qwen3_5_moe_text",
-        &[
-            ("vocab_size", "248320"),
-            ("hidden_size", "2048"),
-            ("num_hidden_layers", "40"),
-            ("num_attention_heads", "16"),
-            ("num_key_value_heads", "2"),
-            ("head_dim", "256"),
-        ],
-    ),
-    text(
-        "deepseek_v3",
-        "deepseek_v3",
-        &[
-            ("vocab_size", "129280"),
-            ("hidden_size", "7168"),
-            ("intermediate_size", "18432"),
-            ("num_hidden_layers", "61"),
-            ("num_attention_heads", "128"),
-            ("num_key_value_heads", "128"),
-        ],
-    ),
+    sized("ministral3", "ministral3", [131_072, 4096, 14_336, 34, 32, 8], &[]),
+    sized("qwen3_moe", "qwen3_moe", [151_936, 2048, 6144, 24, 32, 4], &[]),
+    sized("qwen3_5_text", "qwen3_5_text", [248_320, 4096, 12_288, 32, 16, 4], &[("head_dim", "256")]),
+    sized("qwen3_5_moe_text", "qwen3_5_moe_text", [248_320, 2048, 0, 40, 16, 2], &[("head_dim", "256")]),
+    sized("deepseek_v3", "deepseek_v3", [129_280, 7168, 18_432, 61, 128, 128], &[]),
     text("kimi_k2", "deepseek_v3", &[]),
-    text("exaone4", "exaone4", EXAONE4),
-    text("exaone4_5_text", "exaone4", EXAONE4),
-    text(
+    sized("exaone4", "exaone4", [102_400, 4096, 16_384, 32, 32, 32], &[]),
+    sized("exaone4_5_text", "exaone4", [102_400, 4096, 16_384, 32, 32, 32], &[]),
+    sized(
         "glm4v_text",
         "glm4",
-        &[
-            ("vocab_size", "151552"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "13696"),
-            ("num_hidden_layers", "40"),
-            ("num_attention_heads", "32"),
-            ("num_key_value_heads", "2"),
-            ("max_position_embeddings", "32768"),
-            ("rms_norm_eps", "1e-5"),
-            ("partial_rotary_factor", "1.0"),
-        ],
+        [151_552, 4096, 13_696, 40, 32, 2],
+        &[("max_position_embeddings", "32768"), ("rms_norm_eps", "1e-5"), ("partial_rotary_factor", "1.0")],
     )
     .always(&[("attention_bias", "true")])
     .sharing_width(),
-    text(
+    sized(
         "glm4v_moe_text",
         "glm4_moe",
+        [151_424, 4096, 10_944, 46, 96, 8],
         &[
-            ("vocab_size", "151424"),
-            ("hidden_size", "4096"),
-            ("intermediate_size", "10944"),
-            ("num_hidden_layers", "46"),
-            ("num_attention_heads", "96"),
-            ("num_key_value_heads", "8"),
             ("max_position_embeddings", "65536"),
             ("rms_norm_eps", "1e-5"),
             ("attention_bias", "true"),
@@ -270,27 +118,6 @@ pub(crate) const TEXT_CLASSES: &[TextClass] = &[
     .always(&[("use_qk_norm", "false")]),
 ];
 
-const QWEN2_VL: &[(&str, &str)] = &[
-    ("vocab_size", "152064"),
-    ("hidden_size", "8192"),
-    ("intermediate_size", "29568"),
-    ("num_hidden_layers", "80"),
-    ("num_attention_heads", "64"),
-    ("num_key_value_heads", "8"),
-    ("rms_norm_eps", "1e-5"),
-    ("rope_theta", "1000000.0"),
-    ("max_window_layers", "80"),
-];
-
-const EXAONE4: &[(&str, &str)] = &[
-    ("vocab_size", "102400"),
-    ("hidden_size", "4096"),
-    ("intermediate_size", "16384"),
-    ("num_hidden_layers", "32"),
-    ("num_attention_heads", "32"),
-    ("num_key_value_heads", "32"),
-];
-
 const fn class(model_type: &'static str, architecture: &'static str, text: &'static str) -> MultimodalClass {
     MultimodalClass::new(model_type, architecture, text)
 }
@@ -301,4 +128,15 @@ const fn text(
     absent: &'static [(&'static str, &'static str)],
 ) -> TextClass {
     TextClass::new(model_type, family, absent)
+}
+
+/// [`text`] with the sizes that [`TextClass::SIZES`] names; zero for a size that the class has under
+/// no such key.
+const fn sized(
+    model_type: &'static str,
+    family: &'static str,
+    sizes: [usize; 6],
+    absent: &'static [(&'static str, &'static str)],
+) -> TextClass {
+    TextClass { sizes, ..TextClass::new(model_type, family, absent) }
 }

@@ -116,7 +116,9 @@ impl MultimodalClass {
 pub(crate) struct TextClass {
     model_type: &'static str,
     family: &'static str,
-    /// Values of absent keys, as JSON.
+    /// Values of [`Self::SIZES`] if the keys are absent; zero if the class has no such key.
+    pub sizes: [usize; 6],
+    /// Values of other absent keys, as JSON.
     absent: &'static [(&'static str, &'static str)],
     /// Values of the class that no key changes, as JSON.
     always: &'static [(&'static str, &'static str)],
@@ -125,12 +127,22 @@ pub(crate) struct TextClass {
 }
 
 impl TextClass {
+    /// Keys of sizes.
+    const SIZES: [&str; 6] = [
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+    ];
+
     pub const fn new(
         model_type: &'static str,
         family: &'static str,
         absent: &'static [(&'static str, &'static str)],
     ) -> Self {
-        Self { model_type, family, absent, always: &[], shares_width: false }
+        Self { model_type, family, sizes: [0; 6], absent, always: &[], shares_width: false }
     }
 
     pub const fn always(self, always: &'static [(&'static str, &'static str)]) -> Self {
@@ -144,6 +156,9 @@ impl TextClass {
     /// Completes the settings of the class to those of the family.
     fn complete(&self, text: &mut Map<String, Value>) {
         let value = |json: &str| serde_json::from_str(json).unwrap_or(Value::Null);
+        for (key, size) in Self::SIZES.into_iter().zip(self.sizes).filter(|(_, size)| *size > 0) {
+            text.entry(key).or_insert(json!(size));
+        }
         for (key, json) in self.absent {
             text.entry(*key).or_insert_with(|| value(json));
         }
