@@ -8,7 +8,7 @@ use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::options::AttentionOptions;
 use crate::cpu::buffer::{Shared, all_filled};
 use crate::dropout::cpu::Mask;
-use crate::flex::{KeptValues, Values, gradient, integers, tensor};
+use crate::flex::{KeptValues, Values, gradient, optional_integers, tensor, tracked};
 use crate::vjp;
 
 /// Shapes and options, without the documents and the sinks.
@@ -34,14 +34,8 @@ pub(crate) fn attention(
     if b * t * h * d * width == 0 {
         return None;
     }
-    let documents = match &options.document_ids {
-        Some(ids_bt) => Some(integers(ids_bt)?),
-        None => None,
-    };
-    let sinks = match &options.sinks_h {
-        Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
-        None => None,
-    };
+    let documents = optional_integers(options.document_ids.as_ref())?;
+    let sinks = Values::of_optional(options.sinks_h.as_ref())?;
     let problem = problem([b, t, s], [h, g, d, width], options);
     let varying = Attention {
         documents: documents.as_deref(),
@@ -52,8 +46,7 @@ pub(crate) fn attention(
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
     let out = tensor(out, [b, t, h, width]);
     let saved_out = Values::from_tensor(&out)?;
-    let mut inputs =
-        vec![q_bthd.clone().into_dispatch(), k_bsgd.clone().into_dispatch(), v_bsgd.clone().into_dispatch()];
+    let mut inputs = tracked![q_bthd, k_bsgd, v_bsgd];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
     let kept = [q, k, v, saved_out].map(Values::kept);
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {

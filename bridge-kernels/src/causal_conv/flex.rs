@@ -3,8 +3,7 @@
 use burn::tensor::{Int, Tensor};
 
 use super::cpu::Convolution;
-use crate::cpu::documents::starts;
-use crate::flex::{Values, gradient, inputs, integers, tensor};
+use crate::flex::{Values, document_starts, gradient, inputs, tensor};
 use crate::vjp;
 
 /// See [`crate::causal_conv()`] and, without SiLU, [`crate::linear_causal_conv()`].
@@ -17,16 +16,12 @@ pub(crate) fn causal_conv(
 ) -> Option<Tensor<3>> {
     let (dims, [c, k]) = (x_btc.dims(), weight_ck.dims());
     let (x, weight) = (Values::contiguous_of(x_btc)?, Values::contiguous_of(weight_ck)?);
-    let bias = Values::from_bias(bias_c)?;
+    let bias = Values::of_optional(bias_c)?;
     if x.slice().is_empty() {
         return None;
     }
-    let documents = match document_ids {
-        Some(ids_bt) => Some(integers(ids_bt)?),
-        None => None,
-    };
     let [b, t, _] = dims;
-    let starts = starts(documents.as_deref(), t, b * t);
+    let starts = document_starts(document_ids, [b, t])?;
     let convolution = Convolution::new([t, c], weight.slice(), bias.as_ref().map(Values::slice), starts, has_silu);
     let y = tensor(convolution.forward(x.slice()), dims);
     let inputs = inputs(x_btc, weight_ck, bias_c);

@@ -6,7 +6,7 @@ use super::OutputLayer;
 use super::accuracy::TokenAccuracy;
 use super::cpu::{LossAndGradients, Problem, solve};
 use super::options::CrossEntropyOptions;
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{Values, gradient, integers, tensor, tracked};
 use crate::optim::cpu::scale;
 use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held;
@@ -27,7 +27,7 @@ pub(crate) fn linear_cross_entropy(
     let v = output.weight_vc.dims()[0];
     let x = Values::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(&output.weight_vc)?;
-    let bias = Values::from_bias(output.bias_v.as_ref())?;
+    let bias = Values::of_optional(output.bias_v.as_ref())?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
     let wanted = output.wanted_gradients(x_nc);
@@ -47,7 +47,7 @@ pub(crate) fn linear_cross_entropy(
 pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, output: &OutputLayer) -> Tensor<1> {
     let ([n, c], [v, _]) = (x_nc.dims(), output.weight_vc.dims());
     let LossAndGradients { loss, x: dx, weight: dw, bias: db } = solution;
-    let mut inputs = vec![x_nc.clone().into_dispatch()];
+    let mut inputs = tracked![x_nc];
     let is_whole = match &output.weight_vc {
         LinearWeight::Whole(weight_vc) => {
             inputs.push(weight_vc.clone().into_dispatch());

@@ -9,6 +9,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::{DType, Int, Tensor, TensorData};
 
+use crate::cpu::documents;
 use crate::cpu::gemm::Matrix;
 use crate::offload::Kept;
 use crate::vjp::{self, Lift};
@@ -29,12 +30,9 @@ impl Values {
         Self::from_tensor(x).map(Self::contiguous)
     }
 
-    /// [`Self::contiguous_of`] a bias, if there is one; `None` if it is somewhere else.
-    pub fn from_bias(bias: Option<&Tensor<1>>) -> Option<Option<Self>> {
-        match bias {
-            Some(bias) => Self::contiguous_of(bias).map(Some),
-            None => Some(None),
-        }
+    /// [`Self::contiguous_of`] a tensor, if there is one; `None` if it is somewhere else.
+    pub fn of_optional<const D: usize>(x: Option<&Tensor<D>>) -> Option<Option<Self>> {
+        x.map_or(Some(None), |x| Self::contiguous_of(x).map(Some))
     }
 
     /// A contiguous tensor of its own.
@@ -141,6 +139,24 @@ pub(crate) fn integers<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<i64>>
     let primitive = ids.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
     Some(primitive.into_data().iter::<i64>().collect())
 }
+
+/// [`integers`] of a tensor, if there is one.
+pub(crate) fn optional_integers<const D: usize>(ids: Option<&Tensor<D, Int>>) -> Option<Option<Vec<i64>>> {
+    ids.map_or(Some(None), |ids| integers(ids).map(Some))
+}
+
+/// The first token of each token's document in `b` sequences of `t` tokens, see
+/// [`documents::starts`].
+pub(crate) fn document_starts(ids_bt: Option<&Tensor<2, Int>>, [b, t]: [usize; 2]) -> Option<Vec<usize>> {
+    Some(documents::starts(optional_integers(ids_bt)?.as_deref(), t, b * t))
+}
+
+/// Tensors for [`vjp::attach_some`], each with its place in a graph.
+macro_rules! tracked {
+    ($($tensor:expr),+ $(,)?) => { vec![$($tensor.clone().into_dispatch()),+] };
+}
+
+pub(crate) use tracked;
 
 /// [`vjp::attach_some`] of an operation on one tensor.
 pub(crate) fn attach_one<const D: usize, const E: usize>(

@@ -8,7 +8,7 @@ use super::cpu::{self as kernel, Codes, Decoded};
 use super::pass::Fp8Pass;
 use super::rule::{Fp8Rule, Operand, OperandMaxima};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, inputs, tensor};
+use crate::flex::{Values, gradient, inputs, tensor, tracked};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::precision::widen;
@@ -100,7 +100,7 @@ pub(super) fn fp8_linear<const D: usize>(
     let (x_values, weight) = (Values::contiguous_of(x)?, Values::contiguous_of(weight_oi)?);
     let pass = HostPass::from_pass(pass)?;
     let (kept_x, kept_weight) = kept;
-    let bias = Values::from_bias(bias_o)?;
+    let bias = Values::of_optional(bias_o)?;
     let ([outputs, width], dims, mut shape) = (weight_oi.dims(), x.dims(), x.dims());
     shape[D - 1] = outputs;
     let (x_shape, weight_shape) = ([dims[..D - 1].iter().product(), width], [outputs, width]);

@@ -4,8 +4,7 @@ use burn::tensor::Tensor;
 
 use super::cpu::{Delta, Inputs};
 use super::shape::{DeltaInputs, DeltaOptions, Sizes};
-use crate::cpu::documents::starts;
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{Values, document_starts, gradient, tensor, tracked};
 use crate::vjp;
 
 /// The inputs on Flex.
@@ -26,11 +25,7 @@ impl Operands {
             Values::contiguous_of(&inputs.decay_bthe)?,
             Values::contiguous_of(&inputs.beta_bth)?,
         ];
-        let documents = match &inputs.document_ids {
-            Some(ids_bt) => Some(integers(ids_bt)?),
-            None => None,
-        };
-        let starts = starts(documents.as_deref(), t, b * t);
+        let starts = document_starts(inputs.document_ids.as_ref(), [b, t])?;
         let DeltaOptions { scale, norm_epsilon, chunk_size } = *options;
         let delta = Delta { sizes, chunk: chunk_size.min(t.max(1)), scale, norm_epsilon };
         let is_empty = b * t * h * k * p == 0;
@@ -49,13 +44,7 @@ pub(crate) fn gated_delta_rule(inputs: &DeltaInputs, sizes: Sizes, options: &Del
     let forwarded = operands.delta.forward(&operands.slices(), None, true);
     let Sizes { b, t, g, h, k, p, e } = sizes;
     let y = tensor(forwarded.y, [b, t, h, p]);
-    let tracked = vec![
-        inputs.q_btgk.clone().into_dispatch(),
-        inputs.k_btgk.clone().into_dispatch(),
-        inputs.v_bthp.clone().into_dispatch(),
-        inputs.decay_bthe.clone().into_dispatch(),
-        inputs.beta_bth.clone().into_dispatch(),
-    ];
+    let tracked = tracked![inputs.q_btgk, inputs.k_btgk, inputs.v_bthp, inputs.decay_bthe, inputs.beta_bth];
     let states = forwarded.states;
     Some(vjp::attach_some(y, tracked, move |dy: Tensor<4>| {
         let dy = Values::from_gradient(dy);
@@ -78,10 +67,7 @@ pub(crate) fn gated_delta_rule_from(
     options: &DeltaOptions,
 ) -> Option<(Tensor<4>, Tensor<4>)> {
     let operands = Operands::new(inputs, sizes, options)?;
-    let state = match state_bhkp {
-        Some(state) => Some(Values::contiguous_of(state)?),
-        None => None,
-    };
+    let state = Values::of_optional(state_bhkp)?;
     let forwarded = operands.delta.forward(&operands.slices(), state.as_ref().map(Values::slice), false);
     let Sizes { b, t, h, k, p, .. } = sizes;
     Some((tensor(forwarded.y, [b, t, h, p]), tensor(forwarded.last, [b, h, k, p])))

@@ -3,7 +3,7 @@
 use burn::tensor::Tensor;
 
 use super::cpu::Gated;
-use crate::flex::{Values, gradient, tensor};
+use crate::flex::{Values, gradient, tensor, tracked};
 use crate::vjp;
 
 /// See [`crate::gated_rms_norm()`].
@@ -24,7 +24,7 @@ pub(crate) fn gated_rms_norm(
     let size = c / groups;
     let gated = Gated { x: x.slice(), z: z.slice(), weight: weight.slice(), size, epsilon };
     let y = tensor(gated.forward(), dims);
-    let inputs = vec![x_btc.clone().into_dispatch(), z_btc.clone().into_dispatch(), weight_c.clone().into_dispatch()];
+    let inputs = tracked![x_btc, z_btc, weight_c];
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
         let dy = Values::from_gradient(dy);
         let gated = Gated { x: x.slice(), z: z.slice(), weight: weight.slice(), size, epsilon };

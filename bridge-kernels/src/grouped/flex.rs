@@ -8,7 +8,7 @@ use super::{GroupedLinear, GroupedMlp};
 use crate::activation::FeedForwardUnit;
 use crate::activation::cpu as activation;
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, tensor};
+use crate::flex::{Values, gradient, tensor, tracked};
 use crate::vjp;
 
 /// See [`crate::grouped_linear`].
@@ -19,7 +19,7 @@ pub(crate) fn grouped_linear(x: &Tensor<2>, counts: &[usize], layer: &GroupedLin
     let y = tensor(held.forward(x_values.slice(), &counts), [m, held.outputs]);
     let x_values = held.wants_weights().then_some(x_values);
     let held = if x.is_tracked() { held } else { held.without_weights() };
-    let mut all = vec![x.clone().into_dispatch()];
+    let mut all = tracked![x];
     all.extend(layer.inputs());
     Some(vjp::attach_some(y, all, move |dy: Tensor<2>| {
         let dy = Values::from_gradient(dy);
@@ -38,7 +38,7 @@ pub(crate) fn grouped_mlp(x: &Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> 
     let y = tensor(second.forward(&unit_output(&before, first.outputs, unit), &counts), [m, second.outputs]);
     let x_values = first.wants_weights().then_some(x_values);
     let is_x_tracked = x.is_tracked();
-    let mut all = vec![x.clone().into_dispatch()];
+    let mut all = tracked![x];
     all.extend(mlp.first.inputs());
     all.extend(mlp.second.inputs());
     Some(vjp::attach_some(y, all, move |dy: Tensor<2>| {

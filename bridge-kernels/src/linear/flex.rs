@@ -7,7 +7,7 @@ use super::cpu as kernel;
 use crate::activation::cpu as activation;
 use crate::activation::{Activation, GatedUnit};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{KeptValues, Values, gradient, inputs, tensor};
+use crate::flex::{KeptValues, Values, gradient, inputs, tensor, tracked};
 use crate::vjp::{self, Lift};
 
 /// See [`crate::linear()`].
@@ -168,7 +168,7 @@ impl<'a, const D: usize> Product<'a, D> {
         Some(Self {
             x: (x, Values::contiguous_of(x)?),
             weight: (weight_oi, Values::from_tensor(weight_oi)?.without_flips()),
-            bias: (bias_o, Values::from_bias(bias_o)?),
+            bias: (bias_o, Values::of_optional(bias_o)?),
         })
     }
 

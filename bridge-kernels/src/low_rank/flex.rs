@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::cpu::{self as kernel, Branches};
 use super::{LowRank, LowRankSum, Run, runs};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, tensor};
+use crate::flex::{Values, gradient, tensor, tracked};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::quantized::LinearWeight;
@@ -28,11 +28,8 @@ pub(crate) fn linear_low_rank<const D: usize>(
 ) -> Option<Tensor<D>> {
     let held = Held::new(&sum.branches)?;
     let (x_values, weight) = (Values::contiguous_of(x)?, HeldWeight::new(linear_weight)?);
-    let (bias, factors) = (Values::from_bias(bias_o)?, Values::from_bias(sum.factors_o.as_ref())?);
-    let added = match residual {
-        Some(residual) => Some(Values::contiguous_of(residual)?),
-        None => None,
-    };
+    let (bias, factors) = (Values::of_optional(bias_o)?, Values::of_optional(sum.factors_o.as_ref())?);
+    let added = Values::of_optional(residual)?;
     let [outputs, num_inputs] = linear_weight.dims();
     let mut shape = x.dims();
     let rows = shape[..D - 1].iter().product();
@@ -57,7 +54,7 @@ pub(crate) fn linear_low_rank<const D: usize>(
             (y, sum.factors_o.as_ref().is_some_and(Tensor::is_tracked).then_some(kept))
         }
     };
-    let mut all = vec![x.clone().into_dispatch()];
+    let mut all = tracked![x];
     if let LinearWeight::Whole(weight_oi) = linear_weight {
         all.push(weight_oi.clone().into_dispatch());
     }

@@ -59,7 +59,7 @@ impl<const D: usize> Operands<D> {
             dims: x.dims(),
             x: Values::contiguous_of(x)?,
             weight: Values::contiguous_of(weight_c)?,
-            bias: Values::from_bias(bias_c)?,
+            bias: Values::of_optional(bias_c)?,
             inputs: inputs(x, weight_c, bias_c),
         })
     }

@@ -9,7 +9,7 @@ use crate::attention::cpu_backward::{Saved, Targets, backward, sink_gradients};
 use crate::attention::flex::{heads, problem};
 use crate::attention::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
-use crate::flex::{KeptValues, Values, gradient, integers, tensor};
+use crate::flex::{KeptValues, Values, gradient, optional_integers, tensor};
 use crate::rotary::cpu::Direction;
 use crate::rotary::flex::BatchRotation;
 use crate::rotary::{Positions, RotaryTable};
@@ -28,14 +28,8 @@ pub(crate) fn packed_attention(
     if b * t * f == 0 {
         return None;
     }
-    let documents = match &options.document_ids {
-        Some(ids_bt) => Some(integers(ids_bt)?),
-        None => None,
-    };
-    let sinks = match &options.sinks_h {
-        Some(sinks_h) => Some(Values::contiguous_of(sinks_h)?),
-        None => None,
-    };
+    let documents = optional_integers(options.document_ids.as_ref())?;
+    let sinks = Values::of_optional(options.sinks_h.as_ref())?;
     let rotation = match rotary {
         Some((table, positions)) => Some(BatchRotation::new(table, positions, [b, t], [g * (r + 2), r + 2, r + 1], d)?),
         None => None,

@@ -9,7 +9,7 @@ use super::cpu as kernel;
 use super::{LinearWeight, QuantizedMatrix};
 use crate::cpu::gemm::Matrix;
 use crate::cross_entropy::cpu::Projection;
-use crate::flex::{Values, gradient, tensor};
+use crate::flex::{Values, gradient, tensor, tracked};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::vjp::{self, Lift};
@@ -61,18 +61,15 @@ pub(crate) fn linear_quantized<const D: usize>(
     bias_o: Option<&Tensor<1>>,
     residual: Option<&Tensor<D>>,
 ) -> Option<Tensor<D>> {
-    let (x_values, bias) = (Values::contiguous_of(x)?, Values::from_bias(bias_o)?);
-    let added = match residual {
-        Some(residual) => Some(Values::contiguous_of(residual)?),
-        None => None,
-    };
+    let (x_values, bias) = (Values::contiguous_of(x)?, Values::of_optional(bias_o)?);
+    let added = Values::of_optional(residual)?;
     let [outputs, num_inputs] = weight.shape();
     let (dims, mut shape) = (x.dims(), x.dims());
     shape[D - 1] = outputs;
     let rows = shape[..D - 1].iter().product();
     let x_matrix = Matrix::new(x_values.slice(), rows, num_inputs);
     let y = kernel::forward(x_matrix, weight, bias.as_ref().map(Values::slice), added.as_ref().map(Values::slice));
-    let mut inputs = vec![x.clone().into_dispatch()];
+    let mut inputs = tracked![x];
     inputs.extend(bias_o.map(|bias| bias.clone().into_dispatch()));
     inputs.extend(residual.map(|residual| residual.clone().into_dispatch()));
     let (weight, bias_tracked) = (x.is_tracked().then(|| Arc::clone(weight)), bias_o.map(Tensor::is_tracked));

@@ -4,8 +4,7 @@ use burn::tensor::Tensor;
 
 use super::SelectiveInputs;
 use super::cpu::{Inputs, Scan};
-use crate::cpu::documents::starts;
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{Values, document_starts, gradient, tensor, tracked};
 use crate::vjp;
 
 /// The inputs on Flex.
@@ -28,11 +27,7 @@ impl Operands {
             Values::contiguous_of(&inputs.dt_bias_i)?,
             Values::contiguous_of(&inputs.d_i)?,
         ];
-        let documents = match &inputs.document_ids {
-            Some(ids_bt) => Some(integers(ids_bt)?),
-            None => None,
-        };
-        let starts = starts(documents.as_deref(), t, b * t);
+        let starts = document_starts(inputs.document_ids.as_ref(), [b, t])?;
         (b * t * i * n > 0).then_some(Self { scan: Scan { b, t, i, n }, values, starts })
     }
 
@@ -47,14 +42,14 @@ pub(crate) fn selective_scan(inputs: &SelectiveInputs) -> Option<Tensor<3>> {
     let operands = Operands::new(inputs)?;
     let scanned = operands.scan.forward(&operands.slices(), None);
     let Scan { b, t, i, n } = operands.scan;
-    let tracked = vec![
-        inputs.x_bti.clone().into_dispatch(),
-        inputs.dt_bti.clone().into_dispatch(),
-        inputs.a_log_in.clone().into_dispatch(),
-        inputs.b_btn.clone().into_dispatch(),
-        inputs.c_btn.clone().into_dispatch(),
-        inputs.dt_bias_i.clone().into_dispatch(),
-        inputs.d_i.clone().into_dispatch(),
+    let tracked = tracked![
+        inputs.x_bti,
+        inputs.dt_bti,
+        inputs.a_log_in,
+        inputs.b_btn,
+        inputs.c_btn,
+        inputs.dt_bias_i,
+        inputs.d_i
     ];
     let states = scanned.states;
     Some(vjp::attach_some(tensor(scanned.y, [b, t, i]), tracked, move |dy: Tensor<3>| {
@@ -77,10 +72,7 @@ pub(crate) fn selective_scan_from(
     state_bin: Option<&Tensor<3>>,
 ) -> Option<(Tensor<3>, Tensor<3>)> {
     let operands = Operands::new(inputs)?;
-    let state = match state_bin {
-        Some(state) => Some(Values::contiguous_of(state)?),
-        None => None,
-    };
+    let state = Values::of_optional(state_bin)?;
     let scanned = operands.scan.forward(&operands.slices(), state.as_ref().map(Values::slice));
     let Scan { b, t, i, n } = operands.scan;
     Some((tensor(scanned.y, [b, t, i]), tensor(scanned.last, [b, i, n])))

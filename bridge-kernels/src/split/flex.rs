@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 use rayon::prelude::*;
 
 use crate::cpu::buffer::filled;
-use crate::flex::{Values, gradient, tensor};
+use crate::flex::{Values, gradient, tensor, tracked};
 use crate::vjp;
 
 /// Elements of one task, about.
@@ -26,7 +26,7 @@ pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize
         let part = filled(rows * size, |part| copy(part, size, 0, values.slice(), columns, from, size));
         tensor::<D>(part, with_columns(dims, size)).into_dispatch()
     });
-    let outputs = vjp::attach_all(parts.into(), vec![x.clone().into_dispatch()], move |gradients| {
+    let outputs = vjp::attach_all(parts.into(), tracked![x], move |gradients| {
         let whole = filled(rows * columns, |whole| {
             let mut start = 0;
             for (size, part) in sizes.into_iter().zip(gradients) {

@@ -4,8 +4,7 @@ use burn::tensor::Tensor;
 
 use super::cpu::{Inputs, Scan};
 use super::shape::{ScanInputs, ScanOptions};
-use crate::cpu::documents::starts;
-use crate::flex::{Values, gradient, integers, tensor};
+use crate::flex::{Values, document_starts, gradient, tensor, tracked};
 use crate::vjp;
 
 /// The inputs on Flex.
@@ -27,11 +26,7 @@ impl Operands {
             Values::contiguous_of(&inputs.dt_bias_h)?,
             Values::contiguous_of(&inputs.d_h)?,
         ];
-        let documents = match &inputs.document_ids {
-            Some(ids_bt) => Some(integers(ids_bt)?),
-            None => None,
-        };
-        let starts = starts(documents.as_deref(), t, b * t);
+        let starts = document_starts(inputs.document_ids.as_ref(), [b, t])?;
         let is_empty = b * t * h * p * n == 0;
         let scan = Scan { b, t, h, p, g, n, chunk: chunk_size.min(t.max(1)), time_steps };
         (!is_empty).then_some(Self { scan, values, starts })
@@ -54,13 +49,7 @@ pub(crate) fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Ten
     let scanned = operands.scan.forward(&operands.slices(), None);
     let y = tensor(scanned.y, operands.output());
     let (xbc, dt, [h]) = (inputs.xbc_btf.dims(), inputs.dt_bth.dims(), inputs.d_h.dims());
-    let tracked = vec![
-        inputs.xbc_btf.clone().into_dispatch(),
-        inputs.dt_bth.clone().into_dispatch(),
-        inputs.a_log_h.clone().into_dispatch(),
-        inputs.dt_bias_h.clone().into_dispatch(),
-        inputs.d_h.clone().into_dispatch(),
-    ];
+    let tracked = tracked![inputs.xbc_btf, inputs.dt_bth, inputs.a_log_h, inputs.dt_bias_h, inputs.d_h];
     let states = scanned.states;
     Some(vjp::attach_some(y, tracked, move |dy: Tensor<3>| {
         let gradients = operands.scan.backward(&operands.slices(), &states, Values::from_gradient(dy).slice());
@@ -81,10 +70,7 @@ pub(crate) fn ssd_scan_from(
     options: &ScanOptions,
 ) -> Option<(Tensor<3>, Tensor<4>)> {
     let operands = Operands::new(inputs, options)?;
-    let state = match state_bhnp {
-        Some(state) => Some(Values::contiguous_of(state)?),
-        None => None,
-    };
+    let state = Values::of_optional(state_bhnp)?;
     let scanned = operands.scan.forward(&operands.slices(), state.as_ref().map(Values::slice));
     let Scan { b, h, n, p, .. } = operands.scan;
     Some((tensor(scanned.y, operands.output()), tensor(scanned.last, [b, h, n, p])))

@@ -23,7 +23,7 @@ pub(crate) fn vocab_parallel_cross_entropy(
     }
     let x = Values::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(&output.weight_vc)?;
-    let bias = Values::from_bias(output.bias_v.as_ref())?;
+    let bias = Values::of_optional(output.bias_v.as_ref())?;
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);
     let wanted = output.wanted_gradients(x_nc);
