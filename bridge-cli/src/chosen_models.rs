@@ -68,11 +68,8 @@ pub struct Chosen<'a> {
 }
 
 impl Models {
-    /// Opens the models that the command line names.
-    ///
-    /// # Errors
-    /// If a model or adapter cannot be read, an adapter does not fit its base, or a name is missing
-    /// or used twice.
+    /// Opens the models that the command line names. Fails if a model or adapter cannot be read, an
+    /// adapter does not fit its base, or a name is missing or used twice.
     pub fn open(arguments: &ModelArguments, device: &Device) -> Result<Self, Failure> {
         let given: Vec<Given> = arguments.adapter.iter().map(|text| Given::new(text)).collect();
         let only = |model| Ok(Self { named: vec![(None, model)] });
@@ -104,10 +101,7 @@ impl Models {
     }
 
     /// Model that answers each of `count` texts: that of `uses`, or one for each; without any, the
-    /// only one.
-    ///
-    /// # Errors
-    /// If the choice is missing, or no model has a name.
+    /// only one. Fails if the choice is missing, or no model has a name.
     pub fn choose(&self, uses: &[String], count: usize) -> Result<Vec<Chosen<'_>>, Failure> {
         let of = |place: usize| Chosen { name: self.named[place].0.as_deref(), model: &self.named[place].1 };
         let names: Vec<&str> = self.named.iter().filter_map(|(name, _)| name.as_deref()).collect();

@@ -144,10 +144,8 @@ fn text_id(name: &str) -> MetricId {
     MetricId::new(Arc::new(name.to_owned()))
 }
 
-/// [`pretrain`] with a dashboard. Output of the run is printed when the dashboard has closed.
-///
-/// # Errors
-/// Errors of [`pretrain`], and one if the run is killed from the dashboard's menu.
+/// [`pretrain`] with a dashboard. Output of the run is printed when the dashboard has closed. Fails
+/// with errors of [`pretrain`], and one if the run is killed from the dashboard's menu.
 pub fn pretrain_with_dashboard(config: RunConfig, mut options: RunOptions) -> Result<RunReport, TrainError> {
     let kept = KeptLines::default();
     options.console = Console::Writer(Box::new(kept.clone()));

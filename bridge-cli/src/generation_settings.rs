@@ -61,10 +61,7 @@ pub fn eos_tokens(config: &Map<String, Value>) -> Vec<i64> {
 
 /// The file `generation_config.json`, made of the one that there is, in which each of `stop_tokens`
 /// ends a text as well. `None` if they do already. `before` are those that do if the file names
-/// none.
-///
-/// # Errors
-/// If the file cannot be parsed.
+/// none. Fails if the file cannot be parsed.
 pub fn with_stop_tokens(file: Option<&[u8]>, before: &[i64], stop_tokens: &[i64]) -> Result<Option<Vec<u8>>, Failure> {
     let bad = |error: &dyn std::fmt::Display| Failure::input(format!("generation_config.json: {error}"));
     let mut table = match file {
@@ -86,10 +83,8 @@ pub fn with_stop_tokens(file: Option<&[u8]>, before: &[i64], stop_tokens: &[i64]
 }
 
 impl GenerationSettings {
-    /// Reads the file of a folder, and reports its unsupported keys.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or a key has an invalid value.
+    /// Reads the file of a folder, and reports its unsupported keys. Fails if the file cannot be
+    /// read, or a key has an invalid value.
     pub fn load(folder: &Path) -> Result<Self, Failure> {
         let path = folder.join("generation_config.json");
         if !path.is_file() {

@@ -31,10 +31,8 @@ impl LineEditor {
         (has_terminal && !is_dumb).then(|| Self { term, history: Vec::new() })
     }
 
-    /// The next line; `None` at the end of the input (Control-D on an empty line).
-    ///
-    /// # Errors
-    /// Errors of the terminal.
+    /// The next line; `None` at the end of the input (Control-D on an empty line). Fails with
+    /// errors of the terminal.
     pub fn read_line(&mut self, prompt: &str) -> io::Result<Option<String>> {
         let mut line = Line::new(&self.history);
         loop {

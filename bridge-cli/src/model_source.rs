@@ -51,10 +51,7 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Tokenizer of the model. `name` is the user's name of the model.
-    ///
-    /// # Errors
-    /// If it has none.
+    /// Tokenizer of the model. `name` is the user's name of the model. Fails if it has none.
     pub fn tokenizer_of(&self, name: &Path) -> Result<&dyn Tokenizer, Failure> {
         let missing = || Failure::input(format!("{}: there is no tokenizer (expected tokenizer.json)", name.display()));
         self.tokenizer.as_deref().ok_or_else(missing)

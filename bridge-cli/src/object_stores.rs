@@ -13,11 +13,8 @@ use bridge_objects::{ObjectStoreManager, StoreSettings};
 
 const KEY: &str = "checkpoint.custom_manager_class";
 
-/// Opens the store that the recipe names by its address, for the run.
-///
-/// # Errors
-/// If the name is not the address of a store, or the store's settings are incomplete. No request is
-/// sent yet.
+/// Opens the store that the recipe names by its address, for the run. Fails if the name is not the
+/// address of a store, or the store's settings are incomplete. No request is sent yet.
 pub fn open(config: &RunConfig, options: &mut RunOptions) -> Result<(), TrainError> {
     let Some(address) = &config.checkpoint.custom_manager_class else { return Ok(()) };
     let manager = manager(address)

@@ -66,10 +66,7 @@ fn write(text: &str) -> io::Result<()> {
 
 /// Keeps standard output for the results of this program. Output of libraries to standard output is
 /// redirected to standard error: the `tokenizers` library, for instance, prints a line about a
-/// vocabulary with unused ids.
-///
-/// # Errors
-/// If the descriptors cannot be duplicated.
+/// vocabulary with unused ids. Fails if the descriptors cannot be duplicated.
 pub fn keep_for_results() -> io::Result<()> {
     // `console` inspects standard output on the first call, so call it before the redirection.
     let _ = dialoguer::console::colors_enabled();

@@ -24,10 +24,8 @@ pub enum Pool {
 const MOST_THREADS: usize = 4096;
 
 /// Prepares the process: limits that the system reports by a signal become errors, the thread pool
-/// is started, and standard output is kept for results if `keeps_output`.
-///
-/// # Errors
-/// If the environment's number of threads is invalid, or threads cannot be started.
+/// is started, and standard output is kept for results if `keeps_output`. Fails if the
+/// environment's number of threads is invalid, or threads cannot be started.
 pub fn prepare(pool: Pool, keeps_output: bool) -> Result<(), Failure> {
     if keeps_output {
         output::keep_for_results().map_err(|error| Failure::run(format!("standard output: {error}")))?;

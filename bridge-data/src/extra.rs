@@ -116,11 +116,9 @@ impl Extra {
     }
 }
 
-/// Appends a sample's extra tensors to those of the `batch_size` samples before it.
-///
-/// # Errors
-/// If names, shapes or types differ from those of the samples before, the number of elements does
-/// not match the shape, or the length of a sequence differs from the sample's.
+/// Appends a sample's extra tensors to those of the `batch_size` samples before it. Fails if names,
+/// shapes or types differ from those of the samples before, the number of elements does not match
+/// the shape, or the length of a sequence differs from the sample's.
 pub(crate) fn push(extras: &mut Extras, sample: Extras, batch_size: usize, seq_length: usize) -> Result<(), DataError> {
     let names = |extras: &Extras| extras.keys().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     if batch_size == 0 {

@@ -53,10 +53,7 @@ impl Philox {
     }
 
     /// Random words at positions `4 * index ..`, the same as [`Self::block`] gives, drawn 16 blocks
-    /// at a time.
-    ///
-    /// # Panics
-    /// If the number of words is not a multiple of 64.
+    /// at a time. Panics if the number of words is not a multiple of 64.
     #[inline(always)]
     pub(crate) fn fill(self, index: u64, words: &mut [u32]) {
         const BLOCKS: usize = 16;

@@ -45,10 +45,7 @@ struct Server {
     address: SocketAddr,
 }
 
-/// Serves the page until the process receives a signal.
-///
-/// # Errors
-/// If the server cannot be set up.
+/// Serves the page until the process receives a signal. Fails if the server cannot be set up.
 pub fn serve(listener: TcpListener, library: &Arc<Library>) -> std::io::Result<()> {
     let address = listener.local_addr()?;
     listener.set_nonblocking(true)?;

@@ -277,11 +277,8 @@ fn show_map(folder: &Path, speech: &Speech) -> Result<u8, Failure> {
 }
 
 /// Writes the model of a Hugging Face folder as a checkpoint, a part of a tensor at a time. Returns
-/// the checkpoint's path and the model's number of parameters.
-///
-/// # Errors
-/// If the folder has no supported model, or the checkpoint cannot be written; then its files are
-/// removed.
+/// the checkpoint's path and the model's number of parameters. Fails if the folder has no supported
+/// model, or the checkpoint cannot be written; then its files are removed.
 pub fn import(folder: &Path, output: &Path) -> Result<(PathBuf, u64), Failure> {
     let model = Arc::new(open_foreign(folder)?);
     let snapshot = snapshot(model.clone()).map_err(Failure::input)?;

@@ -38,10 +38,8 @@ pub struct Late {
 }
 
 impl Monitor {
-    /// Opens the socket for a run that begins now and saves to `root`.
-    ///
-    /// # Errors
-    /// If there can be none, or the limits that were learned cannot be read.
+    /// Opens the socket for a run that begins now and saves to `root`. Fails if there can be none,
+    /// or the limits that were learned cannot be read.
     pub fn open(root: &Path) -> Result<Self, Failure> {
         let limits = SectionLimits::read(root)
             .map_err(|(path, reason)| Failure::input(format!("{}: {reason}", path.display())))?;

@@ -42,9 +42,7 @@ pub struct RestartHost<'a> {
 
 impl RestartHost<'_> {
     /// Runs `start` on the ranks of `config`, and again after faults; returns the report of rank 0.
-    ///
-    /// # Errors
-    /// Errors of [`run_with_restarts`].
+    /// Fails with errors of [`run_with_restarts`].
     pub fn run(
         &self,
         config: RunConfig,

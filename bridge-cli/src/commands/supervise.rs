@@ -67,9 +67,7 @@ fn exit_code(code: Option<i32>) -> u8 {
 
 /// Supervises the starts of a run, whose checkpoints are where `settings` say; returns its last
 /// exit code. Once the run has saved, it resumes from its own save instead of its original start.
-///
-/// # Errors
-/// If signals cannot be watched, or the process cannot be started.
+/// Fails if signals cannot be watched, or the process cannot be started.
 pub fn supervise(
     max_restarts: u32,
     worlds: &Worlds,

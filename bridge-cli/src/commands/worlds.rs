@@ -35,10 +35,8 @@ impl Worlds {
         Self { arguments, spread }
     }
 
-    /// The arguments of the next start.
-    ///
-    /// # Errors
-    /// If no world of the machines that answer can train the recipe; the error text has the reason.
+    /// The arguments of the next start. Fails if no world of the machines that answer can train the
+    /// recipe; the error text has the reason.
     pub fn next(&self) -> Result<Vec<OsString>, String> {
         let Some(spread) = &self.spread else { return Ok(self.arguments.clone()) };
         let (machines, lost) = answering(&spread.machines, spread.starter);

@@ -152,10 +152,7 @@ pub struct Prompt {
 
 impl Prompt {
     /// The tokens of a text. Documents begin after the token that ends the previous one, so an
-    /// empty text is that token.
-    ///
-    /// # Errors
-    /// If the tokenizer cannot encode the text.
+    /// empty text is that token. Fails if the tokenizer cannot encode the text.
     pub fn new(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
         let mut ids = tokenizer.encode(text).map_err(Failure::input)?;
         let has_text = !ids.is_empty();
@@ -165,10 +162,8 @@ impl Prompt {
         Ok(Self { ids, has_text })
     }
 
-    /// [`Self::new`], after the tokenizer's prefix of a text that stands alone.
-    ///
-    /// # Errors
-    /// Errors of [`Self::new`].
+    /// [`Self::new`], after the tokenizer's prefix of a text that stands alone. Fails with errors
+    /// of [`Self::new`].
     pub fn alone(tokenizer: &dyn Tokenizer, text: &str) -> Result<Self, Failure> {
         let mut prompt = Self::new(tokenizer, text)?;
         let prefix = tokenizer.prefix();
@@ -232,10 +227,8 @@ pub struct Continued {
 }
 
 /// Continues a prompt; `on_text` gets each piece as soon as it consists of whole characters and is
-/// not the beginning of a text that ends the continuation.
-///
-/// # Errors
-/// If the model cannot continue the prompt.
+/// not the beginning of a text that ends the continuation. Fails if the model cannot continue the
+/// prompt.
 pub fn continue_text(
     chunk: &dyn ModelChunk,
     tokenizer: &dyn Tokenizer,
@@ -249,10 +242,7 @@ pub fn continue_text(
 }
 
 /// Continues several prompts at once, as [`continue_text`] does each. Pieces come with the number
-/// of their request.
-///
-/// # Errors
-/// If the model cannot continue a prompt, with its number.
+/// of their request. Fails if the model cannot continue a prompt, with its number.
 pub fn continue_texts(
     chunk: &dyn ModelChunk,
     tokenizer: &dyn Tokenizer,

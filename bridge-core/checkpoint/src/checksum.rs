@@ -104,10 +104,7 @@ struct Sealed<T> {
 
 /// Serialises `content` as JSON whose first field is the checksum of everything that follows it.
 /// The text before the checksum is constant and compared on reading, so every byte of the file is
-/// covered.
-///
-/// # Errors
-/// If `content` cannot be written as JSON, such as a map whose keys are not strings.
+/// covered. Fails if `content` cannot be written as JSON, such as a map whose keys are not strings.
 pub(super) fn seal<T: Serialize>(content: &T) -> Result<(Vec<u8>, Checksum), serde_json::Error> {
     let json = serde_json::to_string_pretty(content)?.replace('\n', "\n  ");
     let rest = format!("\",\n  \"content\": {json}\n}}\n");

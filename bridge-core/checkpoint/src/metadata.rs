@@ -67,10 +67,8 @@ pub struct SliceRecord {
     pub slice: TensorSlice,
 }
 
-/// Adds the files of `shards` to `files` and returns the tensors that their slices form.
-///
-/// # Errors
-/// If two ranks wrote the same file, disagree about a tensor, or wrote slices that do not tile it.
+/// Adds the files of `shards` to `files` and returns the tensors that their slices form. Fails if
+/// two ranks wrote the same file, disagree about a tensor, or wrote slices that do not tile it.
 pub(super) fn merge_shards(
     shards: &[WrittenShard],
     files: &mut BTreeMap<String, FileRecord>,

@@ -62,10 +62,8 @@ pub(super) struct ShardPlan<'s> {
 }
 
 /// Divides the tensors of each of `groups` into files of at most `max_bytes`, and `writers` of
-/// about one size if there is enough; a larger tensor gets its own file.
-///
-/// # Errors
-/// If a group's name is not a valid file name, or two tensors have the same key.
+/// about one size if there is enough; a larger tensor gets its own file. Fails if a group's name is
+/// not a valid file name, or two tensors have the same key.
 pub(super) fn plan_shards<'s>(
     groups: &'s [TensorGroup],
     rank: usize,

@@ -3,9 +3,7 @@
 use super::{Declaration, ModelBuildError, ModelChunk};
 
 /// Refuses cuts through the blocks of a quantised weight, whose values would depend on the ranks.
-///
-/// # Errors
-/// With the name of the first weight that is cut so.
+/// Fails with the name of the first weight that is cut so.
 pub(crate) fn check_blocks(chunks: &[Box<dyn ModelChunk>]) -> Result<(), ModelBuildError> {
     let cut = |parameter: &Declaration| {
         let (quantization, shard) = (parameter.quantization?, parameter.placement.shard.as_ref()?);

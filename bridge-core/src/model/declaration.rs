@@ -298,10 +298,7 @@ impl Declaration {
         matches!(self.role, ParameterRole::ExpertBias | ParameterRole::CastState)
     }
 
-    /// Rows and columns of a parameter of two dimensions.
-    ///
-    /// # Panics
-    /// If it has others.
+    /// Rows and columns of a parameter of two dimensions. Panics if it has others.
     pub(super) fn matrix(&self) -> [usize; 2] {
         self.shape.as_slice().try_into().expect("a weight of a linear layer has two dimensions")
     }

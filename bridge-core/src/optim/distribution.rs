@@ -313,9 +313,7 @@ impl Distribution {
     }
 
     /// Names of the trained parameters of the whole model, in order. All ranks call this together.
-    ///
-    /// # Errors
-    /// If ranks cannot exchange them.
+    /// Fails if ranks cannot exchange them.
     pub(super) fn trained_names(&self) -> Result<&[String], CommError> {
         if let Some(names) = self.trained.get() {
             return Ok(names);

@@ -277,10 +277,8 @@ impl ShardedParameters {
     }
 
     /// The ranges of parameters that this rank updates; where parameters are sharded also those of
-    /// frozen ones, which stay as they are.
-    ///
-    /// # Errors
-    /// If values of the last step are still on their way and cannot be gathered.
+    /// frozen ones, which stay as they are. Fails if values of the last step are still on their way
+    /// and cannot be gathered.
     pub(super) fn owned(
         &mut self,
         chunks: &mut [Box<dyn ModelChunk>],
@@ -302,10 +300,8 @@ impl ShardedParameters {
     }
 
     /// Takes updated (or loaded) ranges of all parameters that [`Self::owned`] gives: keeps them
-    /// where parameters are sharded, else sends them to the other ranks.
-    ///
-    /// # Errors
-    /// If they cannot be gathered.
+    /// where parameters are sharded, else sends them to the other ranks. Fails if they cannot be
+    /// gathered.
     pub(crate) fn set_owned(
         &mut self,
         chunks: &mut [Box<dyn ModelChunk>],

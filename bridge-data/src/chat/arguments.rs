@@ -121,9 +121,7 @@ pub(crate) fn tools_of(field: &str, value: &Value) -> Result<Value, String> {
 }
 
 /// A value that may be written as JSON text, as tables keep nested values. Empty text is null.
-///
-/// # Errors
-/// Text that is not JSON, as a sentence.
+/// Fails on text that is not JSON, as a sentence.
 pub(crate) fn json(value: &Value) -> Result<Cow<'_, Value>, String> {
     match value.as_str().map(str::trim) {
         Some("") => Ok(Cow::Owned(Value::Null)),

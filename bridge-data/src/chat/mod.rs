@@ -231,10 +231,7 @@ impl ChatTemplate {
         })
     }
 
-    /// A template from its text, with the special tokens that it may name.
-    ///
-    /// # Errors
-    /// A syntax error.
+    /// A template from its text, with the special tokens that it may name. Fails on a syntax error.
     fn new(
         default: Option<String>,
         tool_use: Option<String>,
@@ -278,10 +275,7 @@ impl ChatTemplate {
     }
 
     /// The text of a complete conversation, and the fields of its messages that the template does
-    /// not read, such as `messages[].name`.
-    ///
-    /// # Errors
-    /// If the template refuses it.
+    /// not read, such as `messages[].name`. Fails if the template refuses it.
     pub(crate) fn render_with_unread(&self, conversation: &Conversation) -> Result<(String, Vec<String>), ChatError> {
         let reading = self.read(conversation);
         let text = reading.render(&reading.all(), Ending::Complete)?.text;

@@ -51,10 +51,8 @@ impl IndexRequest<'_> {
         self.lengths.iter().map(|&length| u64::from(length)).sum()
     }
 
-    /// Number of passes and samples.
-    ///
-    /// # Errors
-    /// If there are fewer tokens than one sample, or the arrays cannot hold the sizes.
+    /// Number of passes and samples. Fails if there are fewer tokens than one sample, or the arrays
+    /// cannot hold the sizes.
     pub(crate) fn plan(&self) -> Result<EpochPlan, DataError> {
         let tokens = self.tokens_per_epoch();
         let (sequence, extra) = (self.sequence_length as u64, self.extra as u64);

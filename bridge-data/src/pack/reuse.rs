@@ -40,11 +40,8 @@ impl OutputLock {
 
     /// Locks `{output}.lock` for a reader, even if a leaving reader holds it exclusively for a
     /// moment (see [`Drop`]). The output distinguishes a writer from such a reader: `is_complete`
-    /// is false as soon as the writer has begun, and the result is `None`.
-    ///
-    /// # Errors
-    /// Errors of `is_complete`; [`DataError::Locked`] if a holder stands still for
-    /// [`READER_PATIENCE`].
+    /// is false as soon as the writer has begun, and the result is `None`. Fails with errors of
+    /// `is_complete`; [`DataError::Locked`] if a holder stands still for [`READER_PATIENCE`].
     fn share_complete(
         output: &Path,
         mut is_complete: impl FnMut() -> Result<bool, DataError>,

@@ -6,10 +6,8 @@ use serde_json::{Map, Value, json};
 use super::fields::is_nothing;
 use crate::chat::arguments;
 
-/// Calls of a message: `tool_calls`, or the older `function_call`. `None` if it has none.
-///
-/// # Errors
-/// A call without a name or without arguments, text that is not JSON, calls in both fields. As a
+/// Calls of a message: `tool_calls`, or the older `function_call`. `None` if it has none. Fails on
+/// a call without a name or without arguments, text that is not JSON, calls in both fields. As a
 /// sentence that names the place.
 pub(super) fn calls_of(message: &Map<String, Value>) -> Result<Option<Vec<Value>>, String> {
     let [calls, call] = ["tool_calls", "function_call"].map(|field| {

@@ -79,10 +79,8 @@ pub(super) fn jsonl_name(split: Split) -> String {
     names_of(split).first().map(|name| format!("{name}.jsonl")).unwrap_or_default()
 }
 
-/// The files of a split, in the order of their names; none if it has none.
-///
-/// # Errors
-/// A folder that cannot be listed; several files of which each could be the split.
+/// The files of a split, in the order of their names; none if it has none. Fails on a folder that
+/// cannot be listed; several files of which each could be the split.
 pub(super) fn split_files(root: &Path, split: Split) -> Result<Vec<PathBuf>, DataError> {
     let endings = Format::ALL.map(|(ending, _)| format!(".{ending}"));
     let mut found: Vec<PathBuf> = Vec::new();

@@ -268,10 +268,8 @@ fn weight_of_message(fields: &Map<String, Value>) -> Result<f32, String> {
     weight(fields, &FACTORS, &INVERSES)
 }
 
-/// Factor of a record on the loss of all that it holds: 1 if it names none.
-///
-/// # Errors
-/// A weight that is not a number of 0 or more.
+/// Factor of a record on the loss of all that it holds: 1 if it names none. Fails on a weight that
+/// is not a number of 0 or more.
 pub(super) fn weight_of_record(fields: &mut super::fields::Fields<'_>) -> Result<f32, String> {
     const OWN: [&str; 7] = ["weight", "train", "training", "trainable", "loss_weight", "loss_scale", "sample_weight"];
     let is_one = |value: &Value| value.is_boolean() || value.is_number();

@@ -45,10 +45,8 @@ impl Packs {
         &self.members[self.starts[at] as usize..self.starts[at + 1] as usize]
     }
 
-    /// Chosen now, or read where an earlier run has chosen the same.
-    ///
-    /// # Errors
-    /// Files that cannot be read or written; an example that is longer than a sequence.
+    /// Chosen now, or read where an earlier run has chosen the same. Fails on files that cannot be
+    /// read or written; an example that is longer than a sequence.
     pub(super) fn cached(
         store: &Store,
         lengths: impl Iterator<Item = usize>,

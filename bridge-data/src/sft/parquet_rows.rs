@@ -28,10 +28,7 @@ impl Rows {
         Ok(Self { rows, number: 0 })
     }
 
-    /// The next row as an object, and its number, from 1.
-    ///
-    /// # Errors
-    /// A damaged row, as a sentence.
+    /// The next row as an object, and its number, from 1. Fails on a damaged row, as a sentence.
     pub(super) fn next_row(&mut self) -> Result<Option<(u64, Value)>, String> {
         self.number += 1;
         let number = self.number;

@@ -23,10 +23,8 @@ pub(super) enum Pair {
 /// Names of the answers, in their order.
 pub(super) const ANSWERS: [&str; 2] = ["chosen", "rejected"];
 
-/// The pair of a record. `is_chat`: text becomes messages.
-///
-/// # Errors
-/// A missing field or another type, as a sentence.
+/// The pair of a record. `is_chat`: text becomes messages. Fails on a missing field or another
+/// type, as a sentence.
 pub(super) fn pair(fields: &mut Fields<'_>, words: &Words, is_chat: bool) -> Result<Pair, String> {
     let [first, others @ ..] = REJECTED;
     if fields.look_at(CHOSEN).is_null()

@@ -41,11 +41,8 @@ pub(super) struct Part<'a> {
     pub files: &'a [PathBuf],
 }
 
-/// The store of a part.
-///
-/// # Errors
-/// Files that cannot be read; a line that is not an example, unless such lines are skipped; no
-/// examples at all; a folder that cannot be written.
+/// The store of a part. Fails on files that cannot be read; a line that is not an example, unless
+/// such lines are skipped; no examples at all; a folder that cannot be written.
 pub(super) fn prepare(
     params: &SftParams,
     builder: &Arc<ExampleBuilder>,

@@ -122,10 +122,7 @@ pub(super) fn take_messages<'r>(fields: &mut Fields<'r>) -> Result<Option<NamedL
     }
 }
 
-/// The conversation of a record.
-///
-/// # Errors
-/// A missing field or another type, as a sentence.
+/// The conversation of a record. Fails on a missing field or another type, as a sentence.
 pub(super) fn conversation(fields: &mut Fields<'_>, words: &Words, label_key: &str) -> Result<Spoken, String> {
     refuse_judged(fields, label_key)?;
     let messages = match take_messages(fields)? {

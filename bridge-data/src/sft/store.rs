@@ -28,10 +28,7 @@ pub(super) fn paths(prefix: &Path) -> [PathBuf; 3] {
     [".examples", ".examples.idx", ".examples.sums"].map(|suffix| with_suffix(prefix, suffix))
 }
 
-/// The checksums of a store's records.
-///
-/// # Errors
-/// A file that is missing or cannot be read.
+/// The checksums of a store's records. Fails on a file that is missing or cannot be read.
 pub(super) fn sums(prefix: &Path) -> Result<Vec<u64>, DataError> {
     let [_, _, path] = paths(prefix);
     let (_, size) = untrusted_io::open(&path).map_err(DataError::io("open", &path))?;
@@ -111,10 +108,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens a store of ids below `vocab_size`.
-    ///
-    /// # Errors
-    /// Files that are missing, or not in the format of [`StoreWriter`].
+    /// Opens a store of ids below `vocab_size`. Fails on files that are missing, or not in the
+    /// format of [`StoreWriter`].
     pub(super) fn open(prefix: &Path, vocab_size: usize) -> Result<Self, DataError> {
         let [words_path, index_path, _] = paths(prefix);
         let index = untrusted_io::map(&index_path).map_err(DataError::io("open", &index_path))?;
@@ -154,10 +149,7 @@ impl Store {
         self.entry(at).1
     }
 
-    /// Example `at`.
-    ///
-    /// # Errors
-    /// An index out of range; content that is damaged.
+    /// Example `at`. Fails on an index out of range; content that is damaged.
     pub(super) fn get(&self, at: usize) -> Result<(Vec<i64>, Vec<f32>), DataError> {
         if at >= self.len {
             let what = self.prefix.display().to_string();

@@ -3,10 +3,8 @@
 /// Message for a number that is infinite or NaN: it would be read as a missing value.
 pub(super) const NOT_FINITE: &str = "has a number that is not finite (NaN or infinity)";
 
-/// The text of a binary value, which programs write for columns without a type.
-///
-/// # Errors
-/// Bytes that are not UTF-8, as a sentence.
+/// The text of a binary value, which programs write for columns without a type. Fails on bytes that
+/// are not UTF-8, as a sentence.
 pub(super) fn text(bytes: &[u8]) -> Result<&str, String> {
     std::str::from_utf8(bytes).map_err(|_| {
         "has bytes that are not UTF-8 text, and no values of JSON: leave the column out, or write it as text or numbers"

@@ -209,10 +209,7 @@ const LABELS: [&str; 20] = [
 
 /// The key of a record's text: `text`, another usual name, or that of its only string. The only
 /// string is not the text if it describes the record, or if it stands beside a list, such as one of
-/// messages.
-///
-/// # Errors
-/// Several strings or none, or one that may not be the text, as a sentence.
+/// messages. Fails on several strings or none, or one that may not be the text, as a sentence.
 fn text_key(record: &Value) -> Result<Arc<str>, String> {
     const TEXT: &str = "text";
     let Some(fields) = record.as_object() else { return Ok(TEXT.into()) };

@@ -22,10 +22,8 @@ const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "p
 const SEVERAL: [&str; 2] = ["extra_special_tokens", "additional_special_tokens"];
 
 /// Registers the tokens named in the files beside a tokenizer. A token that the vocabulary lacks
-/// gets the next free id, if a file gives this id, or the model's vocabulary includes it.
-///
-/// # Errors
-/// Files that are not JSON objects; tokens without an id, or with an id that differs from the file.
+/// gets the next free id, if a file gives this id, or the model's vocabulary includes it. Fails on
+/// files that are not JSON objects; tokens without an id, or with an id that differs from the file.
 pub(super) fn register(
     inner: &mut Inner,
     folder: &Path,

@@ -20,10 +20,8 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 const BYTE: u64 = 6;
 
-/// Model as `tokenizer.json` and `tokenizer_config.json`.
-///
-/// # Errors
-/// A file that cannot be read, or is not a model; a model that puts blanks after words.
+/// Model as `tokenizer.json` and `tokenizer_config.json`. Fails on a file that cannot be read, or
+/// is not a model; a model that puts blanks after words.
 pub(super) fn load(path: &Path) -> Result<(Value, Value), TokenizerError> {
     let bytes = untrusted_io::read(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let malformed = |problem: String| TokenizerError::malformed(path, format!("not a SentencePiece model: {problem}"));

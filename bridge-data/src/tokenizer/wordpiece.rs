@@ -21,10 +21,8 @@ const SPECIAL: [&str; 5] = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"];
 /// Tokens that upstream adds.
 const ADDED: [&str; 2] = ["[BOS]", "[EOS]"];
 
-/// Vocabulary, one token a line, as `tokenizer.json` and `tokenizer_config.json`.
-///
-/// # Errors
-/// A file that cannot be read, or lacks one of BERT's tokens.
+/// Vocabulary, one token a line, as `tokenizer.json` and `tokenizer_config.json`. Fails on a file
+/// that cannot be read, or lacks one of BERT's tokens.
 pub(super) fn load(path: &Path, case: Case) -> Result<(Value, Value), TokenizerError> {
     let text = untrusted_io::read_text(path, untrusted_io::TABLE_BYTES).map_err(TokenizerError::io("read", path))?;
     let mut vocab: Map<String, Value> =

@@ -122,10 +122,7 @@ pub(crate) fn gradient<const D: usize>(values: Vec<f32>, shape: [usize; D]) -> O
     Some(Flex::lift(Values::from_vec(values, shape).0))
 }
 
-/// Non-negative integers; `None` for a tensor that is not on Flex.
-///
-/// # Panics
-/// If one is negative.
+/// Non-negative integers; `None` for a tensor that is not on Flex. Panics if one is negative.
 pub(crate) fn indices<const D: usize>(ids: &Tensor<D, Int>) -> Option<Vec<usize>> {
     let integers = integers(ids)?;
     let index = |(position, id): (usize, &i64)| {

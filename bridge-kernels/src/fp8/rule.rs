@@ -83,9 +83,7 @@ impl Fp8Rule {
     }
 
     /// Sharing of scales by an operand; `scales` are given scales of input, weight and gradient.
-    ///
-    /// # Panics
-    /// If given scales are required and missing.
+    /// Panics if given scales are required and missing.
     pub(super) fn share<T: Clone>(self, operand: Operand, scales: Option<&[T; 3]>) -> Share<T> {
         let is_across = matches!(operand, Operand::WeightAcross | Operand::GradientAcross | Operand::InputAcross);
         let is_weight = matches!(operand, Operand::Weight | Operand::WeightAcross);

@@ -9,10 +9,7 @@ use crate::architecture::config::{DecoderConfig, PositionEmbedding, RelativeConf
 use crate::architecture::limits::invalid;
 
 /// Checks that the other fields fit an encoder, and that relative positions are used only with an
-/// encoder.
-///
-/// # Errors
-/// With the first key that does not fit, and the expected value.
+/// encoder. Fails with the first key that does not fit, and the expected value.
 pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
     let key = "model.position_embedding_type";
     let (encoder, relative) = match (&config.encoder, &config.position_embedding) {

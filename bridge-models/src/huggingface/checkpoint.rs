@@ -139,10 +139,8 @@ impl HfCheckpoint {
         Self::open_named(folder, None)
     }
 
-    /// [`Self::open`], but of the file or index `name`, where `config.json` names one.
-    ///
-    /// # Errors
-    /// If a file is missing or damaged.
+    /// [`Self::open`], but of the file or index `name`, where `config.json` names one. Fails if a
+    /// file is missing or damaged.
     pub(super) fn open_named(folder: &Path, name: Option<&str>) -> Result<Self, HfError> {
         let path = match name {
             Some(name) => {
@@ -327,10 +325,8 @@ impl HfCheckpoint {
         Ok(HostTensor { shape, values })
     }
 
-    /// Type and bytes of a tensor that is carried along unread.
-    ///
-    /// # Errors
-    /// If there is no such tensor, it is quantized, or checkpoints do not have its type.
+    /// Type and bytes of a tensor that is carried along unread. Fails if there is no such tensor,
+    /// it is quantized, or checkpoints do not have its type.
     pub(super) fn raw(&self, name: &str) -> Result<(Dtype, &[u8]), HfError> {
         let (entry, bytes) = self.entry(name)?;
         let is_plain = matches!(entry.encoding, Encoding::Plain) && checkpoint_dtype(entry.dtype).is_some();

@@ -28,10 +28,8 @@ pub(super) struct Described {
 }
 
 /// Reads the `config.json` of a folder. `is_tied` says whether the output of a multimodal model is
-/// tied to the embedding if the file does not.
-///
-/// # Errors
-/// If the file is missing or damaged, or describes an unknown model.
+/// tied to the embedding if the file does not. Fails if the file is missing or damaged, or
+/// describes an unknown model.
 pub(super) fn read_folder(folder: &Path, is_tied: Option<bool>) -> Result<Described, HfError> {
     let path = folder.join("config.json");
     let read = read_settings(&path)?;

@@ -24,10 +24,7 @@ pub(super) fn is_f8(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F8_E4M3 | Dtype::F8_E5M2)
 }
 
-/// The floats in `bytes`, one for each place of `target`.
-///
-/// # Panics
-/// If the dtype is not in [`FLOATS`].
+/// The floats in `bytes`, one for each place of `target`. Panics if the dtype is not in [`FLOATS`].
 pub(super) fn decode(dtype: Dtype, bytes: &[u8], target: &mut [f32]) {
     match dtype {
         Dtype::F64 => fill(bytes, target, |b| f64::from_le_bytes(b) as f32),

@@ -254,10 +254,8 @@ impl Exporter {
     }
 }
 
-/// The multimodal model whose language model is written.
-///
-/// # Errors
-/// If the decoder is no longer of the family of that language model.
+/// The multimodal model whose language model is written. Fails if the decoder is no longer of the
+/// family of that language model.
 fn multimodal(family: &Family, config: &DecoderConfig, options: &ExportOptions) -> Result<Option<Multimodal>, HfError> {
     let multimodal = options.original.as_ref().map_or(Ok(None), Multimodal::new)?;
     if let Some(own) = multimodal.as_ref().map(Multimodal::family).filter(|own| *own != family) {

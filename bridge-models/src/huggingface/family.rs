@@ -66,10 +66,8 @@ impl Family {
         self.model_type
     }
 
-    /// Replaces alternative spellings of keys in a `config.json` by the family's own.
-    ///
-    /// # Errors
-    /// If both are there with different values.
+    /// Replaces alternative spellings of keys in a `config.json` by the family's own. Fails if both
+    /// are there with different values.
     pub(crate) fn with_own_keys(&self, mut settings: Map<String, Value>) -> Result<Map<String, Value>, HfError> {
         for (alias, key) in self.aliases {
             let Some(value) = settings.remove(*alias) else { continue };
@@ -100,11 +98,8 @@ impl Family {
         Ok(config)
     }
 
-    /// The family's keys of `config.json` for this decoder.
-    ///
-    /// # Errors
-    /// If they would not read back as this decoder, with the first field that the family cannot
-    /// express.
+    /// The family's keys of `config.json` for this decoder. Fails if they would not read back as
+    /// this decoder, with the first field that the family cannot express.
     pub(crate) fn settings(&self, config: &DecoderConfig) -> Result<Map<String, Value>, HfError> {
         let config = as_in_a_file(config.clone());
         let mut settings = Map::new();

@@ -197,10 +197,7 @@ pub(crate) fn activation_called(
     }
 }
 
-/// The activation called `name` in `config.json`.
-///
-/// # Panics
-/// If there is no activation of this name.
+/// The activation called `name` in `config.json`. Panics if there is no activation of this name.
 pub(crate) fn named_activation(name: &str) -> bridge_core::config::Activation {
     let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
     known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")

@@ -28,10 +28,7 @@ impl WeightEntry {
     }
 
     /// Elements of tensor number `tensor`, of which the parameter's rows are there. Padding is
-    /// dropped.
-    ///
-    /// # Errors
-    /// Errors of `read`.
+    /// dropped. Fails with errors of `read`.
     pub(super) fn stored(
         &self,
         tensor: usize,

@@ -488,10 +488,8 @@ impl WeightMap {
 }
 
 impl WeightMap {
-    /// The entry of a parameter that has this shape.
-    ///
-    /// # Errors
-    /// If there is no such parameter, or it has another shape.
+    /// The entry of a parameter that has this shape. Fails if there is no such parameter, or it has
+    /// another shape.
     pub(super) fn entry_for(&self, parameter: &str, shape: &[usize]) -> Result<&WeightEntry, HfError> {
         let entry = self.entry(parameter);
         entry.filter(|entry| entry.shape == shape).ok_or_else(|| {
@@ -500,10 +498,8 @@ impl WeightMap {
         })
     }
 
-    /// Refuses a model of which a parameter is not among these.
-    ///
-    /// # Errors
-    /// With the first that is missing.
+    /// Refuses a model of which a parameter is not among these. Fails with the first that is
+    /// missing.
     pub(super) fn require_all(&self, parameters: &HashSet<String>) -> Result<(), HfError> {
         match self.entries.iter().find(|entry| !parameters.contains(&entry.parameter)) {
             None => Ok(()),

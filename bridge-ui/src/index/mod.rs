@@ -81,10 +81,7 @@ impl Follower {
     }
 
     /// Reads on, at most about `most` bytes. A file that was replaced or cut is read from its
-    /// beginning.
-    ///
-    /// # Errors
-    /// Errors of the system.
+    /// beginning. Fails with errors of the system.
     pub fn read_on(&mut self, most: usize) -> io::Result<Progress> {
         let (file, size) = untrusted_io::open(&self.path)?;
         let metadata = file.metadata()?;
@@ -146,10 +143,7 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
 }
 
 /// Samples lines from all over a file, for a first impression before it is read. Includes the last
-/// lines, and takes a few milliseconds for any size.
-///
-/// # Errors
-/// Errors of the system.
+/// lines, and takes a few milliseconds for any size. Fails with errors of the system.
 pub fn sample(path: &Path) -> io::Result<Table> {
     let (file, size) = untrusted_io::open(path)?;
     let mut table = Table::default();

@@ -179,10 +179,7 @@ impl Series<'_> {
         self.column.values.len()
     }
 
-    /// Iteration and value at a place.
-    ///
-    /// # Panics
-    /// If there is no such place.
+    /// Iteration and value at a place. Panics if there is no such place.
     pub fn get(&self, place: usize) -> (u32, f64) {
         let row = match &self.column.rows {
             Rows::From(first) => *first as usize + place,

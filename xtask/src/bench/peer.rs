@@ -23,10 +23,8 @@ pub enum Program<'a> {
 }
 
 impl Peer {
-    /// Finds PyTorch, and installs it first if requested.
-    ///
-    /// # Errors
-    /// If PyTorch is missing; the message says how to get it.
+    /// Finds PyTorch, and installs it first if requested. Fails if PyTorch is missing; the message
+    /// says how to get it.
     pub fn find(python: Option<&Path>, script: Option<&Path>, install: bool) -> Result<Self> {
         let environment = root().join("target/bench-venv");
         let installed = environment.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
@@ -47,11 +45,8 @@ impl Peer {
         Ok(Self { python, script, own })
     }
 
-    /// Runs the program once and reads the JSON it prints last.
-    ///
-    /// # Errors
-    /// If it fails, if its last line is not JSON, or if operations are requested from another
-    /// program than ours.
+    /// Runs the program once and reads the JSON it prints last. Fails if it fails, if its last line
+    /// is not JSON, or if operations are requested from another program than ours.
     pub fn run(&self, program: Program<'_>, options: &[String]) -> Result<Value> {
         let mut command = Command::new(&self.python);
         command.arg(&self.script);

@@ -192,10 +192,8 @@ impl Report {
         text
     }
 
-    /// Writes the table and the JSON to benchmarks/DATE-KIND.md and returns the path.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
+    /// Writes the table and the JSON to benchmarks/DATE-KIND.md and returns the path. Fails if the
+    /// file cannot be written.
     pub fn save(&self) -> Result<PathBuf> {
         let date = output_of("date", &["+%Y-%m-%d"]).context("`date` gave no date")?;
         let path = root().join("benchmarks").join(format!("{date}-{}.md", self.kind()));

@@ -63,11 +63,8 @@ impl BuildObserver for Reports {
 }
 
 impl Evaluation<'_> {
-    /// Evaluates the examples of all files and prints the figures.
-    ///
-    /// # Errors
-    /// A file without examples; a conversation that the chat template cannot write; a model that
-    /// cannot score.
+    /// Evaluates the examples of all files and prints the figures. Fails on a file without
+    /// examples; a conversation that the chat template cannot write; a model that cannot score.
     pub fn run(&self, files: &[PathBuf], progress: &dyn ProgressSink) -> Result<(), Failure> {
         if self.model.config.encoder.is_some() {
             return Err(Failure::input("--data: expected a decoder, found a model with an encoder"));

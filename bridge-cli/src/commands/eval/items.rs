@@ -77,10 +77,8 @@ impl Answer {
     }
 }
 
-/// The items of a file, at least one. Fields that no item uses are named on standard error.
-///
-/// # Errors
-/// With the line, the expected and the found value.
+/// The items of a file, at least one. Fields that no item uses are named on standard error. Fails
+/// with the line, the expected and the found value.
 pub fn load(path: &Path) -> Result<Vec<Item>, Failure> {
     let file = path.display().to_string();
     let (_, size) = untrusted_io::open(path).map_err(|error| Failure::input(format!("{file}: {error}")))?;
@@ -162,10 +160,7 @@ fn filled(text: &str, name: &str) -> Result<String, String> {
 }
 
 /// The texts under the letters from A on: choices as MMLU's files have them. A letter without a
-/// value does not count.
-///
-/// # Errors
-/// If a letter is left out, or one has no text.
+/// value does not count. Fails if a letter is left out, or one has no text.
 fn by_letter(table: &Map<String, Value>) -> Result<Vec<String>, String> {
     let letters: Vec<String> = ('A'..='Z').map(String::from).filter(|letter| has_letter(table, letter)).collect();
     if letters.iter().zip('A'..).any(|(letter, expected)| *letter != expected.to_string()) {

@@ -71,11 +71,8 @@ pub struct Evaluation<'a> {
 }
 
 impl Evaluation<'_> {
-    /// Evaluates all tasks and prints the figures.
-    ///
-    /// # Errors
-    /// If a file or an item is not as it should be, before anything is computed; if the model
-    /// cannot score.
+    /// Evaluates all tasks and prints the figures. Fails if a file or an item is not as it should
+    /// be, before anything is computed; if the model cannot score.
     pub fn run(&self, arguments: &TaskArguments, progress: &dyn ProgressSink) -> Result<(), Failure> {
         let mut items = Vec::new();
         for path in &arguments.tasks {

@@ -9,10 +9,7 @@ use super::model::{SIZES, Size};
 use super::text;
 use crate::failure::Failure;
 
-/// The arguments, completed with the user's answers.
-///
-/// # Errors
-/// If the terminal is closed.
+/// The arguments, completed with the user's answers. Fails if the terminal is closed.
 pub fn complete(given: &Arguments) -> Result<Arguments, Failure> {
     let failed = |error: dialoguer::Error| Failure::run(format!("terminal: {error}"));
     let exists =

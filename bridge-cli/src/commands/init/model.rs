@@ -88,11 +88,8 @@ pub struct Pretrained {
 }
 
 impl Pretrained {
-    /// Opens the Hugging Face folder.
-    ///
-    /// # Errors
-    /// If there is no such model, it is of a family that cannot be trained here, or there is no
-    /// tokenizer.
+    /// Opens the Hugging Face folder. Fails if there is no such model, it is of a family that
+    /// cannot be trained here, or there is no tokenizer.
     pub fn open(folder: &Path) -> Result<Self, Failure> {
         if !folder.join("config.json").is_file() {
             let message = "expected a Hugging Face folder (with config.json), or a size";

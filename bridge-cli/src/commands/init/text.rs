@@ -54,10 +54,7 @@ const LOOKED_AT: usize = 200;
 const LEAST: u64 = 256;
 
 /// Finds the text or the examples of `inputs`. If `kind` is not given, the more frequent kind is
-/// chosen.
-///
-/// # Errors
-/// If there is no text, with a list of the files that were found instead.
+/// chosen. Fails if there is no text, with a list of the files that were found instead.
 pub fn find(inputs: &[PathBuf], kind: Option<Kind>) -> Result<Text, Failure> {
     let (surveyed, roots) = look_into(inputs)?;
     let of = |kind: FileKind| surveyed.iter().filter(move |file| file.kind == kind);

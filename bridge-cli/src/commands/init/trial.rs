@@ -31,10 +31,8 @@ pub(super) fn parse(recipe: &Recipe) -> Result<RawConfig, Failure> {
     Ok(RawConfig::from_text(&recipe.to_text(), Format::Toml, &[], &registry().kinds())?)
 }
 
-/// Bytes that a rank needs, as the plan counts them.
-///
-/// # Errors
-/// If the recipe is not valid, or the plan cannot count it.
+/// Bytes that a rank needs, as the plan counts them. Fails if the recipe is not valid, or the plan
+/// cannot count it.
 pub fn memory(recipe: &Recipe, vocab_size: usize) -> Result<u64, Failure> {
     let mut raw = parse(recipe)?;
     raw.model.vocab_size.get_or_insert(vocab_size);

@@ -72,11 +72,8 @@ impl Tuning {
 
     /// Divides the examples into splits below `data`, unless their folder has splits. A
     /// conversation needs a template: that of the model, or one that its tokenizer has the marks
-    /// of.
-    ///
-    /// # Errors
-    /// Files that cannot be read; splits that exist, without `force`; a tokenizer without a
-    /// template.
+    /// of. Fails on files that cannot be read; splits that exist, without `force`; a tokenizer
+    /// without a template.
     pub fn prepare(examples: &ExampleFiles, model: &Pretrained, data: &Path, force: bool) -> Result<Self, Failure> {
         let has_template = ChatTemplate::load(&model.folder).map_err(Failure::input)?.is_some();
         let (form, template) = match (examples.kind, has_template) {
@@ -113,10 +110,7 @@ impl Tuning {
         }
     }
 
-    /// Length, batch and steps of the run by the examples.
-    ///
-    /// # Errors
-    /// Examples that cannot be read.
+    /// Length, batch and steps of the run by the examples. Fails on examples that cannot be read.
     pub fn choose(self, recipe: &mut Recipe) -> Result<(), Failure> {
         let SplitCounts { training, validation } = self.counts;
         let Beginning::Pretrained(model) = &recipe.beginning else { return Ok(()) };

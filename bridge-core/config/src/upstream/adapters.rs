@@ -22,11 +22,8 @@ const TARGETS: [&str; 7] =
 const OF_EXPERTS: [&str; 2] = ["linear_fc1", "linear_fc2"];
 
 /// Removes upstream's choice of one branch for all experts of a rank. Bridge gives every expert a
-/// branch of its own.
-///
-/// # Errors
-/// Experts of a grouped product whose branches upstream shares, as it does by default and in
-/// versions without the field.
+/// branch of its own. Fails on experts of a grouped product whose branches upstream shares, as it
+/// does by default and in versions without the field.
 pub(super) fn share_expert_adapters(sections: &mut [Entry]) -> Result<(), Box<ConfigError>> {
     let model = value(sections, "model").and_then(Node::entries).unwrap_or_default();
     let inner = value(model, "transformer").and_then(Node::entries).unwrap_or_default();

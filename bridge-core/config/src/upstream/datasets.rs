@@ -19,10 +19,8 @@ const SHARED: [&str; 6] = ["kind", "seq_length", "sequence_length", "random_seed
 const PREPROCESSING: [&str; 4] = ["add_bos", "add_sep", "add_eos", "truncation_method"];
 
 /// Replaces fields of `[dataset]` by the settings that they mean; returns remarks about the omitted
-/// fields.
-///
-/// # Errors
-/// Data of the Hugging Face hub without a folder of files, and preprocessing that Bridge cannot do.
+/// fields. Fails on data of the Hugging Face hub without a folder of files, and preprocessing that
+/// Bridge cannot do.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
     let is_tuning = text(entries, "kind") == Some(FINETUNING);
     if let Some(given) = entries.iter().find(|entry| entry.key == "kind" && is_given(&entry.node))

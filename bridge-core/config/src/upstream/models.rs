@@ -15,10 +15,8 @@ const LATENT_YARN: [(&str, &str); 6] = [
     ("mscale_all_dim", "yarn_mscale_all_dim"),
 ];
 
-/// Replaces fields of `[model]` by the corresponding settings; returns remarks about them.
-///
-/// # Errors
-/// A field without a setting in Bridge that changes the function.
+/// Replaces fields of `[model]` by the corresponding settings; returns remarks about them. Fails on
+/// a field without a setting in Bridge that changes the function.
 pub(super) fn settings_of(class: &str, entries: &mut Vec<Entry>) -> Result<Vec<String>, Box<ConfigError>> {
     let mut remarks = Vec::new();
     rename(entries, "hybrid_layer_pattern", "hybrid_override_pattern");

@@ -34,10 +34,7 @@ impl TokenFile {
 }
 
 /// The token files that a recipe names, in its order; `text` is the prefix of those made of its
-/// text.
-///
-/// # Errors
-/// Files that cannot be read.
+/// text. Fails on files that cannot be read.
 pub(in crate::train) fn token_files(config: &RunConfig, text: Option<&Path>) -> Result<Vec<TokenFile>, DataError> {
     text.map(Path::to_owned).into_iter().chain(named(config)).map(|prefix| token_file(&prefix)).collect()
 }
@@ -51,10 +48,7 @@ fn named(config: &RunConfig) -> Vec<PathBuf> {
 }
 
 /// Warning about token files that Bridge packed with another tokenizer than the run's. A tokenizer
-/// without text is not compared.
-///
-/// # Errors
-/// Records that cannot be read.
+/// without text is not compared. Fails on records that cannot be read.
 pub(in crate::train) fn packed_otherwise(
     config: &RunConfig,
     tokenizer: &dyn Tokenizer,

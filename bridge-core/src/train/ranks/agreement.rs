@@ -122,10 +122,8 @@ pub(in crate::train) fn is_rank_zero(groups: &ProcessGroups) -> bool {
     groups.world().rank() == 0
 }
 
-/// This rank's place among those on its machine. All ranks call this together.
-///
-/// # Errors
-/// If ranks cannot tell each other where they are.
+/// This rank's place among those on its machine. All ranks call this together. Fails if ranks
+/// cannot tell each other where they are.
 pub(in crate::train) fn local_rank(world: &Group) -> Result<LocalRank, CommError> {
     if world.size() == 1 {
         return Ok(LocalRank::ALONE);

@@ -27,10 +27,7 @@ const SAVED_IN_BACKGROUND: &str = "the checkpoint that is saved in the backgroun
 /// Compares the memory that the run needs on this machine with the available memory, and returns a
 /// refusal if it does not fit. A teacher's parameters are in no plan.
 ///
-/// All ranks call this together.
-///
-/// # Errors
-/// If ranks cannot communicate.
+/// All ranks call this together. Fails if ranks cannot communicate.
 pub(in crate::train) fn check(
     config: &RunConfig,
     models: &ModelRegistry,

@@ -27,10 +27,7 @@ pub(in crate::train) struct RunLock {
 impl RunLock {
     /// Locks `checkpoint.save` and `logger.log_dir`, which are made if they do not exist. A run
     /// that is started again after a fault waits for processes of the start before, which may live
-    /// on for a moment.
-    ///
-    /// # Errors
-    /// If another run holds one of them, or a folder cannot be made.
+    /// on for a moment. Fails if another run holds one of them, or a folder cannot be made.
     pub(in crate::train) fn acquire(config: &RunConfig, faults: u32) -> Result<Self, ResumeError> {
         let patience = if faults > 0 { PATIENCE } else { Duration::ZERO };
         let began = Instant::now();

@@ -40,10 +40,8 @@ pub(in crate::train) struct Teacher {
     shared_rows: usize,
 }
 
-/// Finds the teacher that a recipe names. All ranks call this together.
-///
-/// # Errors
-/// If there is no teacher, or it cannot run on these ranks.
+/// Finds the teacher that a recipe names. All ranks call this together. Fails if there is no
+/// teacher, or it cannot run on these ranks.
 pub(in crate::train) fn find(
     config: &RunConfig,
     registry: &Registry,
@@ -57,10 +55,8 @@ pub(in crate::train) fn find(
     agreement::agree(groups, "opening the teacher", opened).map(Some)
 }
 
-/// Checks the recipe of the teacher, and writes nothing.
-///
-/// # Errors
-/// If the recipe names no teacher that can run on the ranks of this run.
+/// Checks the recipe of the teacher, and writes nothing. Fails if the recipe names no teacher that
+/// can run on the ranks of this run.
 pub(in crate::train) fn check_recipe(config: &RunConfig, registry: &Registry) -> Result<(), ResumeError> {
     let pretrained = config.distillation.as_ref().and_then(|settings| settings.teacher.clone());
     let (Some(path), Some(finder)) = (pretrained, registry.kinds().saved) else { return Ok(()) };

@@ -64,10 +64,7 @@ pub(in crate::train) fn rows(
     }
 }
 
-/// Rows of the embedding of a saved model.
-///
-/// # Errors
-/// If the checkpoint does not say.
+/// Rows of the embedding of a saved model. Fails if the checkpoint does not say.
 pub(in crate::train) fn rows_of_saved(checkpoint: &Checkpoint, model: &FinalModel) -> Result<usize, ResumeError> {
     let bad =
         |message: String| CommonError::BadState { path: checkpoint.path().to_owned(), field: KEY.to_owned(), message };

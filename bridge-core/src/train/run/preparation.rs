@@ -42,11 +42,8 @@ pub(in crate::train) struct Preparation<'a> {
 /// Makes the tokenizer and packs the text: on rank 0, then on one rank of each other machine, which
 /// may have other files, and which finds its work done if it has the same. All other ranks load the
 /// prepared text. All ranks call this together; they may have to wait for hours, so they keep in
-/// touch all the time.
-///
-/// # Errors
-/// Text that cannot be prepared; [`TrainError::Stopped`] on every rank as soon as a signal or the
-/// cancel handle asks one of them to stop.
+/// touch all the time. Fails on text that cannot be prepared; [`TrainError::Stopped`] on every rank
+/// as soon as a signal or the cancel handle asks one of them to stop.
 pub(in crate::train) fn prepare_text_of_ranks(preparation: &Preparation) -> Result<PreparedText, TrainError> {
     let Preparation { config, groups, local_rank, base, .. } = *preparation;
     let named = |error| name_setting(config, error);

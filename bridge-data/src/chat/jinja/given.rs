@@ -20,10 +20,8 @@ impl CallArguments {
         Self { positional: vec![value], named: Vec::new() }
     }
 
-    /// The arguments by the names of the parameters, in their order.
-    ///
-    /// # Errors
-    /// Too many arguments, unknown names, one argument twice.
+    /// The arguments by the names of the parameters, in their order. Fails on too many arguments,
+    /// unknown names, one argument twice.
     pub(super) fn bind<const N: usize>(&self, what: &str, names: [&str; N]) -> Result<[Option<Value>; N], Error> {
         if self.positional.len() > N {
             let found = self.positional.len();
@@ -50,10 +48,7 @@ pub(super) fn required(what: &str, argument: Option<Value>) -> Result<Value, Err
     argument.ok_or_else(|| Error::new(format!("{what}: an argument is missing")))
 }
 
-/// An integer argument.
-///
-/// # Errors
-/// A value that is not a 64-bit integer.
+/// An integer argument. Fails on a value that is not a 64-bit integer.
 pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
     value.as_int().ok_or_else(|| match value {
         Value::Undefined(message) => Error::new(&**message),
@@ -61,10 +56,8 @@ pub(super) fn integer(what: &str, value: &Value) -> Result<i64, Error> {
     })
 }
 
-/// A width, count or precision of a filter.
-///
-/// # Errors
-/// A value that is not an integer, or above 100,000.
+/// A width, count or precision of a filter. Fails on a value that is not an integer, or above
+/// 100,000.
 pub(super) fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
     let count = integer(name, value)?;
     if count > COUNT {
@@ -73,18 +66,12 @@ pub(super) fn bounded(name: &str, value: &Value) -> Result<i64, Error> {
     Ok(count)
 }
 
-/// A text argument.
-///
-/// # Errors
-/// A value that is not text.
+/// A text argument. Fails on a value that is not text.
 pub(super) fn text<'v>(what: &str, value: &'v Value) -> Result<&'v str, Error> {
     value.as_text().ok_or_else(|| Error::new(format!("{what}: expected text, found '{}'", value.type_name())))
 }
 
-/// Start and stop of a search, as Python clamps them.
-///
-/// # Errors
-/// A bound that is not an integer.
+/// Start and stop of a search, as Python clamps them. Fails on a bound that is not an integer.
 pub(super) fn bounds(length: usize, start: Option<&Value>, stop: Option<&Value>) -> Result<(usize, usize), Error> {
     let place = |value: Option<&Value>, usual: usize| match value {
         None | Some(Value::None) => Ok(usual),

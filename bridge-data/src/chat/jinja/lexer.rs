@@ -54,10 +54,8 @@ impl std::fmt::Display for Token {
     }
 }
 
-/// The tokens of `source`, each with its line.
-///
-/// # Errors
-/// Text that is not a token; comments and raw blocks without an end.
+/// The tokens of `source`, each with its line. Fails on text that is not a token; comments and raw
+/// blocks without an end.
 pub(super) fn tokens(source: &str) -> Result<Vec<(Token, u32)>, Error> {
     let mut text = source.replace("\r\n", "\n").replace('\r', "\n");
     if text.ends_with('\n') {

@@ -41,10 +41,8 @@ pub(in crate::chat) fn open(bytes: u64) {
     END.set(computed() + TIME + TIME_PER_BYTE * u32::try_from(bytes).unwrap_or(u32::MAX));
 }
 
-/// Counts `bytes` that are made or read.
-///
-/// # Errors
-/// If the template made or read more than its limit, or its time is over.
+/// Counts `bytes` that are made or read. Fails if the template made or read more than its limit, or
+/// its time is over.
 pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     let bytes = bytes as u64;
     let left = LEFT.get().checked_sub(bytes);
@@ -52,10 +50,7 @@ pub(super) fn charge(bytes: usize) -> Result<(), Error> {
     tick(bytes)
 }
 
-/// Counts a step of the evaluation.
-///
-/// # Errors
-/// If the template's time is over.
+/// Counts a step of the evaluation. Fails if the template's time is over.
 pub(super) fn step() -> Result<(), Error> {
     tick(STEP)
 }

@@ -263,10 +263,8 @@ pub(super) fn at_path(item: &Value, path: &Value, default: Option<&Value>) -> Re
     Ok(found)
 }
 
-/// Calls a method of a text, list, dictionary or number.
-///
-/// # Errors
-/// Arguments that the method does not take; a limit that is exceeded.
+/// Calls a method of a text, list, dictionary or number. Fails on arguments that the method does
+/// not take; a limit that is exceeded.
 pub(super) fn call(value: &Value, name: &str, given: &CallArguments) -> Result<Value, Error> {
     match value {
         Value::Text(string) => text_method(string, name, given),

@@ -43,10 +43,7 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// Parses a template.
-    ///
-    /// # Errors
-    /// A syntax error, with the line.
+    /// Parses a template. Fails on a syntax error, with the line.
     pub(super) fn parse(source: &str) -> Result<Self, Error> {
         let parser::Parsed { body, names, has_generation } = parser::parse(source)?;
         Ok(Self { body, names, has_generation })
@@ -57,10 +54,8 @@ impl Template {
         self.has_generation
     }
 
-    /// The text of the template with these variables. `messages` are found again in the text.
-    ///
-    /// # Errors
-    /// If the template refuses the variables, or exceeds a limit.
+    /// The text of the template with these variables. `messages` are found again in the text. Fails
+    /// if the template refuses the variables, or exceeds a limit.
     pub(super) fn render(&self, variables: Vec<(&str, Value)>, messages: &[Value]) -> Result<Rendered, Error> {
         eval::render(self, variables, messages)
     }

@@ -351,10 +351,8 @@ pub(super) fn slice(container: &Value, bounds: [Option<&Value>; 3]) -> Result<Va
     })
 }
 
-/// Texts of values one after the other, as `~` joins them.
-///
-/// # Errors
-/// Values that cannot be printed; a limit that is exceeded.
+/// Texts of values one after the other, as `~` joins them. Fails on values that cannot be printed;
+/// a limit that is exceeded.
 pub(super) fn concat(values: &[Value]) -> Result<Value, Error> {
     let texts = values.iter().map(printed).collect::<Result<Vec<_>, _>>()?;
     charge(texts.iter().map(|text| text.len()).sum())?;

@@ -14,10 +14,7 @@ pub(super) fn is_space(character: char) -> bool {
     character.is_whitespace() || matches!(character, '\u{1c}'..='\u{1f}')
 }
 
-/// Adds `str(value)` to `text`.
-///
-/// # Errors
-/// Values that are nested too deep; a limit that is exceeded.
+/// Adds `str(value)` to `text`. Fails on values that are nested too deep; a limit that is exceeded.
 pub(super) fn print(value: &Value, text: &mut String) -> Result<(), Error> {
     let before = text.len();
     match value {
@@ -211,10 +208,8 @@ pub(super) struct Json {
 }
 
 impl Json {
-    /// Adds a value to `text`.
-    ///
-    /// # Errors
-    /// Values that JSON cannot represent; nesting that is too deep; a limit that is exceeded.
+    /// Adds a value to `text`. Fails on values that JSON cannot represent; nesting that is too
+    /// deep; a limit that is exceeded.
     pub(super) fn write(&self, value: &Value, depth: usize, text: &mut String) -> Result<(), Error> {
         if depth > DEPTH {
             return Err(Error::too_much("it serializes values that are nested too deep"));

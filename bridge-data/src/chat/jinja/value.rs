@@ -393,10 +393,8 @@ impl Value {
         )
     }
 
-    /// All items of the value; an iterator is used up.
-    ///
-    /// # Errors
-    /// A value that is not iterable; an iterator that fails.
+    /// All items of the value; an iterator is used up. Fails on a value that is not iterable; an
+    /// iterator that fails.
     pub(super) fn items(&self) -> Result<Rc<Vec<Self>>, Error> {
         if let Self::List(items) | Self::Tuple(items) = self {
             charge(items.len())?;
@@ -434,10 +432,8 @@ impl Value {
     }
 
     /// Refuses values that are nested too deep to be dropped. Assignments call it, because a value
-    /// that grows in a loop passes through a variable.
-    ///
-    /// # Errors
-    /// A value that is nested deeper than [`NESTED`], or too large to be traversed.
+    /// that grows in a loop passes through a variable. Fails on a value that is nested deeper than
+    /// [`NESTED`], or too large to be traversed.
     pub(super) fn check_depth(&self, depth: usize) -> Result<(), Error> {
         if depth > NESTED {
             return Err(Error::too_much("it nests values too deep"));
@@ -536,10 +532,7 @@ fn equal_within(a: &Value, b: &Value, depth: usize) -> Result<bool, Error> {
     })
 }
 
-/// The order of two values.
-///
-/// # Errors
-/// Values that Python does not order.
+/// The order of two values. Fails on values that Python does not order.
 pub(super) fn compare(a: &Value, b: &Value, sign: &str) -> Result<Option<std::cmp::Ordering>, Error> {
     limits::step()?;
     if let (Value::Undefined(message), _) | (_, Value::Undefined(message)) = (a, b) {

@@ -47,10 +47,8 @@ pub struct TensorExchange<'a> {
     device: Device,
 }
 
-/// Element type under which elements of a tensor are communicated.
-///
-/// # Panics
-/// If the tensor is not of floats.
+/// Element type under which elements of a tensor are communicated. Panics if the tensor is not of
+/// floats.
 fn wire(dtype: TensorDType) -> DType {
     match dtype {
         TensorDType::F32 => DType::F32,

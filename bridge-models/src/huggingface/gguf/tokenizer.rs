@@ -133,9 +133,7 @@ pub(super) fn files(file: &GgufFile) -> Result<BTreeMap<String, Vec<u8>>, HfErro
 }
 
 /// Values of a file for the tokenizer of a folder, for a model with `rows` rows of vocabulary.
-///
-/// # Errors
-/// If GGUF cannot store the tokenizer, with the expected and the found value.
+/// Fails if GGUF cannot store the tokenizer, with the expected and the found value.
 pub(super) fn values(
     files: &BTreeMap<String, Vec<u8>>,
     rows: usize,

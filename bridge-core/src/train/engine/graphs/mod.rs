@@ -97,10 +97,8 @@ impl DeviceScalar {
 }
 
 /// Forward and backward of the micro-batches of `work`, by graphs where there are any. Returns the
-/// loss sum of each, not yet read.
-///
-/// # Errors
-/// Errors of [`Pipeline::train_async`], and of devices that record or replay.
+/// loss sum of each, not yet read. Fails with errors of [`Pipeline::train_async`], and of devices
+/// that record or replay.
 pub(in crate::train) fn train(
     graphs: &mut Option<MicroBatchGraphs>,
     pipeline: &Pipeline,

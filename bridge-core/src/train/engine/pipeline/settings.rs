@@ -13,11 +13,8 @@ use crate::train::engine::offload::SegmentOffload;
 use crate::train::error::CommonError;
 use crate::train::settings;
 
-/// Builds the chunks of a model that this pipeline rank holds.
-///
-/// # Errors
-/// If the layers cannot be spread as configured (`finalize` has checked that they can), or the
-/// model cannot be built.
+/// Builds the chunks of a model that this pipeline rank holds. Fails if the layers cannot be spread
+/// as configured (`finalize` has checked that they can), or the model cannot be built.
 pub(in crate::train) fn build_chunks(
     model: &TransformerConfig,
     model_config: &dyn ModelConfig,

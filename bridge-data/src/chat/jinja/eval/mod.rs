@@ -78,10 +78,8 @@ struct Engine<'t> {
     held_namespaces: RefCell<Vec<Rc<RefCell<Dict>>>>,
 }
 
-/// Runs a template. `messages` are the dictionaries whose text is attributed to them.
-///
-/// # Errors
-/// A refusal of the template; a limit that is exceeded.
+/// Runs a template. `messages` are the dictionaries whose text is attributed to them. Fails on a
+/// refusal of the template; a limit that is exceeded.
 pub(super) fn render(
     template: &Template,
     variables: Vec<(&str, Value)>,
