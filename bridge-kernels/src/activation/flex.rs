@@ -23,7 +23,6 @@ pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Opt
     Some(Recomputable { tensor, recompute: Some(recompute) })
 }
 
-/// See [`super::activation_gradient`].
 #[cfg(any(test, feature = "cuda"))]
 pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: &Tensor<D>, kind: Activation) -> Option<Tensor<D>> {
     let (dims, x) = (x.dims(), Values::contiguous_of(x)?);

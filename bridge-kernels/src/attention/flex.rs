@@ -22,7 +22,6 @@ pub(crate) fn problem(
     Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents: None, sinks: None, probe: None }
 }
 
-/// See [`crate::attention()`].
 pub(crate) fn attention(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,

@@ -12,7 +12,6 @@ use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held;
 use crate::vjp;
 
-/// See [`crate::linear_cross_entropy`].
 pub(crate) fn linear_cross_entropy(
     x_nc: &Tensor<2>,
     output: &OutputLayer,

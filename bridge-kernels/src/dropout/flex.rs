@@ -6,7 +6,6 @@ use super::cpu::{Mask, apply};
 use super::key::DropoutKey;
 use crate::flex::{Values, attach_one, gradient, tensor};
 
-/// See [`crate::dropout()`].
 pub(crate) fn dropout<const D: usize>(x: &Tensor<D>, rate: f64, key: DropoutKey) -> Option<Tensor<D>> {
     let dims = x.dims();
     let mask = Mask::new(rate, key);

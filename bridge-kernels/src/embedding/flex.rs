@@ -5,7 +5,6 @@ use burn::tensor::{Int, Tensor};
 use super::cpu as kernel;
 use crate::flex::{Values, attach_one, gradient, indices, tensor};
 
-/// See [`crate::embedding`].
 pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, Int>) -> Option<Tensor<3>> {
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
     let table = Values::contiguous_of(weight_vc)?;

@@ -38,7 +38,6 @@ impl Operands {
     }
 }
 
-/// See [`crate::gated_delta_rule()`].
 pub(crate) fn gated_delta_rule(inputs: &DeltaInputs, sizes: Sizes, options: &DeltaOptions) -> Option<Tensor<4>> {
     let operands = Operands::new(inputs, sizes, options)?;
     let forwarded = operands.delta.forward(&operands.slices(), None, true);
@@ -59,7 +58,6 @@ pub(crate) fn gated_delta_rule(inputs: &DeltaInputs, sizes: Sizes, options: &Del
     }))
 }
 
-/// See [`crate::gated_delta_rule_from()`].
 pub(crate) fn gated_delta_rule_from(
     inputs: &DeltaInputs,
     state_bhkp: Option<&Tensor<4>>,

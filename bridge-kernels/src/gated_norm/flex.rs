@@ -6,7 +6,6 @@ use super::cpu::Gated;
 use crate::flex::{Values, gradient, tensor, tracked};
 use crate::vjp;
 
-/// See [`crate::gated_rms_norm()`].
 pub(crate) fn gated_rms_norm(
     x_btc: &Tensor<3>,
     z_btc: &Tensor<3>,

@@ -11,7 +11,6 @@ use crate::cpu::gemm::Matrix;
 use crate::flex::{Values, gradient, tensor, tracked};
 use crate::vjp;
 
-/// See [`crate::grouped_linear`].
 pub(crate) fn grouped_linear(x: &Tensor<2>, counts: &[usize], layer: &GroupedLinear) -> Option<Tensor<2>> {
     let (x_values, held) = (Values::contiguous_of(x)?, Held::new(layer)?);
     let [m, inputs] = x.dims();
@@ -30,7 +29,6 @@ pub(crate) fn grouped_linear(x: &Tensor<2>, counts: &[usize], layer: &GroupedLin
     }))
 }
 
-/// See [`crate::grouped_mlp`].
 pub(crate) fn grouped_mlp(x: &Tensor<2>, counts: &[usize], mlp: &GroupedMlp) -> Option<Tensor<2>> {
     let (x_values, first, second) = (Values::contiguous_of(x)?, Held::new(&mlp.first)?, Held::new(&mlp.second)?);
     let ([m, c], unit, counts) = (x.dims(), mlp.unit, counts.to_vec());

@@ -13,7 +13,6 @@ use crate::offload::{Kept, in_unit};
 use crate::precision::sum_of_rows;
 use crate::vjp;
 
-/// See [`crate::linear()`].
 pub(crate) fn linear<T: Table, const D: usize>(
     table: &T,
     x: &Tensor<D>,
@@ -26,7 +25,6 @@ pub(crate) fn linear<T: Table, const D: usize>(
     Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| backward.gradients(dy)))
 }
 
-/// See [`crate::linear::linear_residual`].
 pub(crate) fn linear_residual<T: Table, const D: usize>(
     table: &T,
     x: &Tensor<D>,

@@ -10,7 +10,6 @@ use crate::cpu::gemm::Matrix;
 use crate::flex::{KeptValues, Values, gradient, inputs, tensor, tracked};
 use crate::vjp::{self, Lift};
 
-/// See [`crate::linear()`].
 pub(crate) fn linear<const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
@@ -22,7 +21,6 @@ pub(crate) fn linear<const D: usize>(
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Values::from_gradient(dy))))
 }
 
-/// See [`crate::linear::linear_residual`].
 pub(crate) fn linear_residual<const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
@@ -41,7 +39,6 @@ pub(crate) fn linear_residual<const D: usize>(
     }))
 }
 
-/// See [`crate::linear::linear_activation`].
 pub(crate) fn linear_activation<const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
@@ -61,7 +58,6 @@ pub(crate) fn linear_activation<const D: usize>(
     }))
 }
 
-/// See [`crate::linear::linear_glu`].
 pub(crate) fn linear_glu(
     x: &Tensor<3>,
     weight_oi: &Tensor<2>,
@@ -81,7 +77,6 @@ pub(crate) fn linear_glu(
     }))
 }
 
-/// See [`crate::linear::linear_of_activation`].
 pub(crate) fn linear_of_activation<const D: usize>(
     x: &Tensor<D>,
     kind: Activation,
@@ -99,7 +94,6 @@ pub(crate) fn linear_of_activation<const D: usize>(
     unit.product(x, weight_oi, bias_o)
 }
 
-/// See [`crate::linear::linear_of_glu`].
 pub(crate) fn linear_of_glu(
     x_bt2i: &Tensor<3>,
     unit: GatedUnit,

@@ -17,7 +17,6 @@ use crate::quantized::flex::Held as HeldWeight;
 use crate::recomputable::{Recompute, Source};
 use crate::vjp::{self, Lift};
 
-/// See [`crate::linear_low_rank`].
 pub(crate) fn linear_low_rank<const D: usize>(
     x: &Tensor<D>,
     recompute: Option<&Recompute>,

@@ -10,12 +10,10 @@ use crate::flex::{Values, gradient, inputs, tensor};
 use crate::recomputable::{Recomputable, Recompute};
 use crate::vjp;
 
-/// See [`crate::rms_norm`].
 pub(crate) fn rms_norm<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, epsilon: f64) -> Option<Tensor<D>> {
     Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach())
 }
 
-/// See [`crate::residual_rms_norm`].
 pub(crate) fn residual_rms_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
@@ -24,7 +22,6 @@ pub(crate) fn residual_rms_norm<const D: usize>(
     Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
-/// See [`crate::layer_norm`].
 pub(crate) fn layer_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
@@ -34,7 +31,6 @@ pub(crate) fn layer_norm<const D: usize>(
     Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach())
 }
 
-/// See [`crate::residual_layer_norm`].
 pub(crate) fn residual_layer_norm<const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,

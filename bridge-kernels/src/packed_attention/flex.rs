@@ -15,7 +15,6 @@ use crate::rotary::flex::BatchRotation;
 use crate::rotary::{Positions, RotaryTable};
 use crate::vjp::attach_some;
 
-/// See [`crate::packed_attention()`].
 pub(crate) fn packed_attention(
     qkv_btf: &Tensor<3>,
     packed: PackedHeads,

@@ -6,7 +6,6 @@ use super::cpu::{Direction, Rotation, rotate, rotate_in_place};
 use super::table::{Positions, RotaryPairing, RotaryTable};
 use crate::flex::{Values, attach_one, gradient, indices, tensor};
 
-/// See [`crate::apply_rotary`].
 pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;

@@ -37,7 +37,6 @@ impl Operands {
     }
 }
 
-/// See [`crate::selective_scan()`].
 pub(crate) fn selective_scan(inputs: &SelectiveInputs) -> Option<Tensor<3>> {
     let operands = Operands::new(inputs)?;
     let scanned = operands.scan.forward(&operands.slices(), None);
@@ -66,7 +65,6 @@ pub(crate) fn selective_scan(inputs: &SelectiveInputs) -> Option<Tensor<3>> {
     }))
 }
 
-/// See [`crate::selective_scan_from()`].
 pub(crate) fn selective_scan_from(
     inputs: &SelectiveInputs,
     state_bin: Option<&Tensor<3>>,

@@ -10,7 +10,6 @@ use crate::vjp;
 /// Elements of one task, about.
 const CHUNK: usize = 1 << 15;
 
-/// See [`crate::split()`].
 pub(crate) fn split<const D: usize, const N: usize>(x: &Tensor<D>, sizes: [usize; N]) -> Option<[Tensor<D>; N]> {
     let values = Values::contiguous_of(x)?;
     let dims = x.dims();

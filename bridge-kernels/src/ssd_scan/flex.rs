@@ -43,7 +43,6 @@ impl Operands {
     }
 }
 
-/// See [`crate::ssd_scan()`].
 pub(crate) fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Tensor<3>> {
     let operands = Operands::new(inputs, options)?;
     let scanned = operands.scan.forward(&operands.slices(), None);
@@ -63,7 +62,6 @@ pub(crate) fn ssd_scan(inputs: &ScanInputs, options: &ScanOptions) -> Option<Ten
     }))
 }
 
-/// See [`crate::ssd_scan_from()`].
 pub(crate) fn ssd_scan_from(
     inputs: &ScanInputs,
     state_bhnp: Option<&Tensor<4>>,

@@ -10,7 +10,6 @@ use crate::cross_entropy::{CrossEntropyOptions, OutputLayer};
 use crate::flex::{Values, integers};
 use crate::quantized::flex::Held;
 
-/// See [`crate::vocab_parallel_cross_entropy()`].
 pub(crate) fn vocab_parallel_cross_entropy(
     x_nc: &Tensor<2>,
     output: &OutputLayer,
