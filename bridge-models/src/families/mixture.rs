@@ -1,5 +1,7 @@
 //! Rows of settings and positions of experts that families with experts share.
 
+#[allow(unused_imports)]
+pub(super) use crate::families::former::*;
 use crate::families::prelude::*;
 use crate::huggingface::windows::layers_of_two_types;
 

@@ -1,6 +1,8 @@
 //! Settings of DeepSeek-V3; absent ones have the values of `DeepseekV3Config`.
 
 use crate::decoder::LatentConfig;
+#[allow(unused_imports)]
+pub(in crate::families) use crate::families::former::{HEADS, OWN_KEYS, read_query_rank, write_query_rank};
 use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 

@@ -1,15 +1,9 @@
 //! Settings of MiMo-V2-Flash; absent ones have the values of `MiMoV2FlashConfig`.
 
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, WindowedConfig};
-use crate::families::llama::config::{BLOCKS, SIZES};
-use crate::families::mixture::{SigmoidRouter, experts, first_is_dense, read_mlp_layer_types, write_mlp_layer_types};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, ByLayerType, RopeForm};
-use crate::huggingface::settings::{Setting, size_or};
-use crate::huggingface::windows;
+use crate::decoder::WindowedConfig;
+use crate::families::mixture::{MlpLayerTypes, SigmoidRouter};
+use crate::families::prelude::*;
+use crate::huggingface::rope::ByLayerType;
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
@@ -20,18 +14,15 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
-    Setting::Keys { read: |fields, c| SigmoidRouter::UNGROUPED.read(fields, c), write: SigmoidRouter::write },
-    Setting::Keys { read: |fields, c| read_mlp_layer_types(fields, c, first_is_dense), write: write_mlp_layer_types },
+    Setting::Group(&SigmoidRouter::UNGROUPED),
+    Setting::Group(&MlpLayerTypes(None)),
     Setting::Rows(BLOCKS),
     // The output projection has no bias.
     Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: read_windows, write: windows::write_pattern },
-    Setting::Keys {
-        read: |fields, c| rope::read_by_layer_type(fields, c, ROPE),
-        write: |c, settings| rope::write_by_layer_type(c, settings, ROPE),
-    },
+    Setting::Group(&ROPE),
     // transformers ignores these keys of published files; other programs compute something else
     // for other values.
     Setting::Only("scoring_func", || json!("sigmoid")),

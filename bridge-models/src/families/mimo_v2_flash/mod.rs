@@ -10,7 +10,6 @@ mod weights;
 use super::{llama, mixture};
 use crate::huggingface::Family;
 
-/// `MiMoV2FlashForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "mimo_v2_flash",
     architecture: "MiMoV2FlashForCausalLM",

@@ -1,8 +1,6 @@
 //! Name of the sinks in files.
 
-use crate::huggingface::weight_map::{WeightRule, rule};
+use crate::families::prelude::*;
 
-pub(super) const SINKS: &[WeightRule] = &[rule(
-    "decoder.layers.{}.self_attention.core_attention.softmax_offset",
-    &["model.layers.{}.self_attn.attention_sink_bias"],
-)];
+pub(super) const SINKS: &[WeightRule] =
+    &[layer!("self_attention.core_attention.softmax_offset", "self_attn.attention_sink_bias")];
