@@ -29,18 +29,14 @@ section! {
         /// `dgrads` in `save`.
         save_dgrads_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save");
         /// Checkpoints at multiples of this are never deleted.
-        save_retain_interval: Option<usize> = None, Limits::POSITIVE,
-            needs("checkpoint.save"),
+        save_retain_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save"),
             idle_unless("checkpoint.most_recent_k > 0: every checkpoint is kept otherwise");
         /// Number of recent checkpoints to keep; -1 keeps all.
         most_recent_k: Option<i64> = Some(-1), Limits::at_least(-1.0), needs("checkpoint.save");
         /// Save a checkpoint after each evaluation with the lowest loss so far, and never delete
         /// the best one (ours).
-        keep_best: bool = false,
-            needs("checkpoint.save"),
-            needs("validation.eval_interval"),
-            needs("validation.eval_iters | validation.full_validation"),
-            idle_unless("validation.skip_train != true");
+        keep_best: bool = false, needs("checkpoint.save"), needs("validation.eval_interval"),
+            needs("validation.eval_iters | validation.full_validation"), idle_unless("validation.skip_train != true");
         /// Save optimizer state.
         save_optim: bool = true, needs("checkpoint.save");
         /// Save random states.
@@ -53,15 +49,12 @@ section! {
         /// checkpoint's masters, or its parameters if they are float32; else with the rounded
         /// parameters.
         load_main_params_from_ckpt: bool = false,
-            needs("checkpoint.load_optim = false: masters are part of the optimizer state"),
-            needs(LOADED);
+            needs("checkpoint.load_optim = false: masters are part of the optimizer state"), needs(LOADED);
         /// Steps between temporary saves.
-        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE,
-            needs("checkpoint.save"),
+        non_persistent_save_interval: Option<usize> = None, Limits::POSITIVE, needs("checkpoint.save"),
             needs("checkpoint.non_persistent_ckpt_type: it says where these saves lie");
         /// Place of temporary saves: one folder for all ranks, each machine's disk, or its memory.
-        non_persistent_ckpt_type: Option<NonPersistentType> = None,
-            needs("checkpoint.non_persistent_save_interval");
+        non_persistent_ckpt_type: Option<NonPersistentType> = None, needs("checkpoint.non_persistent_save_interval");
         /// Folder of global temporary saves; by default `non_persistent` in `save`.
         non_persistent_global_ckpt_dir: Option<PathBuf> = None,
             idle_unless("checkpoint.non_persistent_ckpt_type = global");

@@ -91,13 +91,11 @@ section! {
             => not_built("the old name of validation.full_validation; set that instead").inert(&["false"]);
         /// Parallel builders.
         @execution num_dataset_builder_threads: usize = 1, Limits::between(1.0, 65_536.0),
-            idle_unless("dataset.kind != mock"),
-            idle_unless("dataset.kind != mock_t5"), excludes(EXAMPLES);
+            idle_unless("dataset.kind != mock"), idle_unless("dataset.kind != mock_t5"), excludes(EXAMPLES);
         /// Folder of index caches.
         @execution path_to_cache: Option<PathBuf> = None;
         /// Map files instead of reading them.
-        @execution mmap_bin_files: bool = true,
-            idle_unless("dataset.kind != mock"),
+        @execution mmap_bin_files: bool = true, idle_unless("dataset.kind != mock"),
             idle_unless("dataset.kind != mock_t5"), excludes(EXAMPLES);
         /// Fraction of extra samples per member of a blend.
         mid_level_dataset_surplus: f64 = 0.005, Limits::FRACTION, excludes(EXAMPLES);
@@ -145,12 +143,9 @@ section! {
         fim_extra_tokens: Option<BTreeMap<String, String>> = None, needs("dataset.kind = fim"),
             given_with("dataset.kind = fim");
         /// Token at which pieces are split (kind fim).
-        fim_split_sample: Option<String> = None,
-            needs("dataset.kind = fim"),
-            needs("dataset.fim_fragment_rate");
+        fim_split_sample: Option<String> = None, needs("dataset.kind = fim"), needs("dataset.fim_fragment_rate");
         /// Rate inside split pieces (kind fim).
-        fim_fragment_rate: Option<f64> = None, Limits::FRACTION,
-            needs("dataset.kind = fim"),
+        fim_fragment_rate: Option<f64> = None, Limits::FRACTION, needs("dataset.kind = fim"),
             idle_unless("dataset.fim_split_sample");
         /// Pieces that start with this are not permuted (kind fim).
         fim_no_prefix: Option<String> = None, needs("dataset.kind = fim");
@@ -175,10 +170,8 @@ section! {
         /// Format of the source (ours); null means by extension.
         source_format: Option<SourceFormat> = None, idle_unless("dataset.source");
         /// Key of a JSON object, or column of a table, that holds the text (ours).
-        source_jsonl_key: String = "text".into(),
-            idle_unless("dataset.source"),
-            idle_unless("dataset.source_format != text"),
-            idle_unless("dataset.source_format != rust-docs");
+        source_jsonl_key: String = "text".into(), idle_unless("dataset.source"),
+            idle_unless("dataset.source_format != text"), idle_unless("dataset.source_format != rust-docs");
         /// Globs to leave out (ours).
         source_exclude: Vec<String> = Vec::new(), idle_unless("dataset.source");
         /// Maximum bytes of text to use (ours), such as "64MB".
@@ -188,15 +181,12 @@ section! {
         /// Cut documents of the source into pieces of about this size, at blank lines, so that
         /// splits can divide them (ours); null cuts only if the files are fewer than the splits
         /// need.
-        source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE,
-            idle_unless("dataset.source"),
+        source_piece_bytes: Option<ByteSize> = None, Limits::POSITIVE, idle_unless("dataset.source"),
             idle_unless("dataset.source_format != rust-docs");
         /// Folder of the tokenized source (ours); null is `data/<name>`.
         @execution source_cache_dir: Option<PathBuf> = None, idle_unless("dataset.source");
         /// End each document of the source with the end-of-document token (ours).
-        append_eod: bool = true,
-            idle_unless("dataset.source"),
-            idle_unless("dataset.source_format != rust-docs");
+        append_eod: bool = true, idle_unless("dataset.source"), idle_unless("dataset.source_format != rust-docs");
 
         alias "sequence_length" = seq_length;
         alias "seed" = random_seed;

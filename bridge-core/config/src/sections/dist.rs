@@ -115,8 +115,7 @@ section! {
         /// Pad sharded buckets to a multiple of 2^16 elements; no effect on one rank.
         pad_buckets_for_high_nccl_busbw: bool = false, needs(SHARDED);
         /// Sum 16-bit gradients in 32 bits, which is always done; no effect on one rank.
-        reduce_scatter_with_fp32_accumulation: bool = false,
-            needs(SHARDED),
+        reduce_scatter_with_fp32_accumulation: bool = false, needs(SHARDED),
             needs("model.bf16: it is about gradients that are reduce-scattered in bfloat16"),
             needs("ddp.grad_reduce_in_fp32 = false: it is about gradients that are reduce-scattered in bfloat16");
         refused param_name_patterns_for_fp32_local_accumulation = Vec::<String>::new(),

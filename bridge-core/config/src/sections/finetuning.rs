@@ -34,8 +34,7 @@ section! {
         /// Fields in braces, the answer last; null is "{input} {output}", or the fields of another
         /// spelling, one directly behind the other: `prompt` and `completion`, `instruction` and
         /// `response`.
-        prompt_template: Option<String> = None,
-            idle_unless(TEMPLATED),
+        prompt_template: Option<String> = None, idle_unless(TEMPLATED),
             idle_unless("dpo = null: its lines are `prompt`, `chosen` and `rejected`");
         /// Make every sequence `seq_length` long.
         pad_to_max_length: bool = false;

@@ -29,8 +29,7 @@ section! {
         log_throughput_to_tensorboard: bool = false, idle_unless(LOGGED);
         /// Window of the above, in steps.
         throughput_window_size: usize = 100, Limits::between(2.0, 1e9),
-            idle_unless("logger.log_throughput_to_tensorboard"),
-            idle_unless(LOGGED);
+            idle_unless("logger.log_throughput_to_tensorboard"), idle_unless(LOGGED);
         /// Write progress.txt into `checkpoint.save`.
         log_progress: bool = false, idle_unless("checkpoint.save");
         /// Timer detail; -1 disables.
@@ -94,8 +93,7 @@ section! {
         /// MLflow server; `MLFLOW_TRACKING_URI` by default.
         @execution mlflow_tracking_uri: Option<String> = None, idle_unless("logger.mlflow_experiment");
         /// MLflow tags.
-        @execution mlflow_tags: Option<BTreeMap<String, String>> = None,
-            idle_unless("logger.mlflow_experiment");
+        @execution mlflow_tags: Option<BTreeMap<String, String>> = None, idle_unless("logger.mlflow_experiment");
         /// Comet project: what `comet upload` sends is written to an archive.
         @execution comet_project: Option<String> = None;
         /// Comet experiment.

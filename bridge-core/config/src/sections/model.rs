@@ -21,6 +21,10 @@ const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
 /// Position embeddings that rotate queries and keys.
 const ROTATED: &str = "model.position_embedding_type = rope | = yarn | = longrope | = mrope";
 
+const ROPE: &str = "model.position_embedding_type = rope";
+const YARN: &str = "model.position_embedding_type = yarn";
+const LONGROPE: &str = "model.position_embedding_type = longrope";
+
 section! {
     /// Architecture and parallel layout of a transformer. Usable on its own: set fields, then
     /// [`finalize`](TransformerConfig::finalize).
@@ -58,21 +62,18 @@ section! {
         rotary_base: f64 = 10_000.0, Limits::between(1.0, 1e12), idle_unless(ROTATED);
         /// Base of the rotary frequencies in windowed layers, which are not scaled; null is as in
         /// other layers (upstream: in its Gemma 3 provider).
-        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12),
-            idle_unless(ROTATED),
+        rotary_base_local: Option<f64> = None, Limits::between(1.0, 1e12), idle_unless(ROTATED),
             idle_unless("model.window_size: it is the base in layers with a window");
         /// Fraction of the head that is rotated.
         rotary_percent: f64 = 1.0, Limits::SHARE, idle_unless(ROTATED);
         /// This fraction in windowed layers; null means `rotary_percent` (ours).
-        rotary_percent_local: Option<f64> = None, Limits::SHARE,
-            idle_unless(ROTATED),
-            needs("model.rotary_base_local");
+        rotary_percent_local: Option<f64> = None, Limits::SHARE, idle_unless(ROTATED), needs("model.rotary_base_local");
         /// Pair even and odd dimensions instead of halves.
         rotary_interleaved: bool = false, idle_unless(ROTATED);
         /// Rotate by negative angles (ours).
         rotary_reversed: bool = false, idle_unless(ROTATED);
         /// Llama 3 frequency scaling.
-        rope_scaling: bool = false, needs("model.position_embedding_type = rope");
+        rope_scaling: bool = false, needs(ROPE);
         /// Factor of Llama 3's RoPE scaling.
         rope_scaling_factor: f64 = 1.0, Limits::at_least(1.0), idle_unless("model.rope_scaling");
         /// Low-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
@@ -80,61 +81,43 @@ section! {
         /// High-frequency factor of Llama 3's RoPE scaling (ours; upstream hard-codes it).
         rope_scaling_high_freq_factor: f64 = 4.0, Limits::ABOVE_ZERO, idle_unless("model.rope_scaling");
         /// Sequence length at which the unscaled model was trained (ours; upstream hard-codes it).
-        rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE,
-            idle_unless("model.rope_scaling");
+        rope_scaling_original_max_position_embeddings: usize = 8192, Limits::SIZE, idle_unless("model.rope_scaling");
         /// Linear interpolation of positions.
-        seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = rope"),
+        seq_len_interpolation_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(ROPE),
             excludes("model.rope_scaling: both scale the rotary frequencies");
         /// Growth of the rotary base by this to the power of d / (d - 2), for d rotated elements of
         /// a head (ours).
-        rope_ntk_alpha: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = rope"),
+        rope_ntk_alpha: Option<f64> = None, Limits::ABOVE_ZERO, needs(ROPE),
             excludes("model.rope_scaling | model.seq_len_interpolation_factor: both change the rotary frequencies");
         /// Factor by which yarn extends the context.
-        yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn"),
-            given_with("model.position_embedding_type = yarn");
+        yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN), given_with(YARN);
         /// Sequence length at which the model was trained before yarn.
-        yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = yarn"),
-            given_with("model.position_embedding_type = yarn");
+        yarn_original_max_position_embeddings: Option<usize> = None, Limits::SIZE, needs(YARN), given_with(YARN);
         /// Frequencies that turn more often than this within the original length are kept; null is
         /// 32.
-        yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
+        yarn_beta_fast: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN);
         /// Frequencies that turn less often than this are divided by the factor; null is 1.
-        yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.position_embedding_type = yarn");
+        yarn_beta_slow: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN);
         /// Growth of cosines and sines with the factor's logarithm; only together with
         /// `yarn_mscale_all_dim`.
-        yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn"),
-            idle_unless("model.yarn_mscale_all_dim");
+        yarn_mscale: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN), idle_unless("model.yarn_mscale_all_dim");
         /// The growth that is divided out again.
-        yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn");
+        yarn_mscale_all_dim: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN);
         /// Round the ends of the interpolated band to whole pairs; null is true.
-        yarn_correction_range_round_to_int: Option<bool> = None,
-            needs("model.position_embedding_type = yarn");
+        yarn_correction_range_round_to_int: Option<bool> = None, needs(YARN);
         /// Factor on yarn's cosines and sines; null is what follows from the other settings (ours).
-        yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = yarn"),
+        yarn_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN),
             excludes("model.yarn_mscale: the factor follows from it");
         /// Divisors of longrope's frequencies, one a rotated pair, in sequences up to the original
         /// length (ours).
-        longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope"),
-            given_with("model.position_embedding_type = longrope");
+        longrope_short_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO, needs(LONGROPE), given_with(LONGROPE);
         /// The divisors in longer sequences (ours).
-        longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope"),
-            given_with("model.position_embedding_type = longrope");
+        longrope_long_factor: Option<Vec<f64>> = None, Limits::ABOVE_ZERO, needs(LONGROPE), given_with(LONGROPE);
         /// Sequence length at which the model was trained before longrope (ours).
-        longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE,
-            needs("model.position_embedding_type = longrope"),
-            given_with("model.position_embedding_type = longrope");
+        longrope_original_max_position_embeddings: Option<usize> = None, Limits::SIZE, needs(LONGROPE),
+            given_with(LONGROPE);
         /// Factor on longrope's cosines and sines; null is 1 (ours).
-        longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.position_embedding_type = longrope");
+        longrope_attention_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(LONGROPE);
         /// Normalization layer.
         normalization: Normalization = Normalization::LayerNorm;
         /// Epsilon of the norm.
@@ -177,9 +160,7 @@ section! {
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
         /// Normalize query and key after the rotation, only in layers with rotary embedding (ours).
-        qk_layernorm_after_rope: bool = false,
-            needs("model.qk_layernorm | model.qk_l2_norm"),
-            needs(ROTATED);
+        qk_layernorm_after_rope: bool = false, needs("model.qk_layernorm | model.qk_l2_norm"), needs(ROTATED);
         /// One more score in the softmax of each head, learned and without a value (ours; upstream
         /// `softmax_type = "learnable"`).
         attention_sinks: bool = false;
@@ -188,8 +169,7 @@ section! {
         /// Multiply attention's output by the sigmoid of gates before the output projection.
         attention_output_gate: bool = false;
         /// Form of these gates (ours).
-        attention_output_gate_form: OutputGateForm = OutputGateForm::Fused,
-            idle_unless("model.attention_output_gate");
+        attention_output_gate_form: OutputGateForm = OutputGateForm::Fused, idle_unless("model.attention_output_gate");
         /// Limit of queries, keys and values on both sides, before the rotation (ours).
         clip_qkv: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Factor on queries by position: 1 + this * log(1 + floor(position /
@@ -204,14 +184,11 @@ section! {
         /// Biases in all linear layers.
         add_bias_linear: bool = true;
         /// Bias in the query-key-value projection.
-        add_qkv_bias: bool = false,
-            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
+        add_qkv_bias: bool = false, idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Bias in attention's output projection (ours).
-        add_proj_bias: bool = false,
-            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
+        add_proj_bias: bool = false, idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Biases in the MLP (ours).
-        add_mlp_bias: bool = false,
-            idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
+        add_mlp_bias: bool = false, idle_unless("model.add_bias_linear != true: it gives every linear layer a bias");
         /// Bias in the output projection (ours).
         add_output_layer_bias: bool = false;
         /// Gated MLP.
@@ -220,13 +197,10 @@ section! {
         activation_func: Activation = Activation::Gelu;
         /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both
         /// sides; for quick_gelu.
-        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO,
-            needs("model.gated_linear_unit"),
+        activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.gated_linear_unit"),
             needs("model.activation_func = quick_gelu");
         /// Added to the linear half of the gated unit; for quick_gelu.
-        glu_linear_offset: f64 = 0.0,
-            needs("model.gated_linear_unit"),
-            needs("model.activation_func = quick_gelu");
+        glu_linear_offset: f64 = 0.0, needs("model.gated_linear_unit"), needs("model.activation_func = quick_gelu");
         /// Dropout of the residual stream.
         @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout after the embedding; null is `hidden_dropout`.
@@ -284,15 +258,12 @@ section! {
         /// Attention of the layers that `linear_attention_freq` names.
         experimental_attention_variant: Option<AttentionVariant> = None;
         /// N: every N-th layer has softmax attention; list: 1 means linear attention.
-        linear_attention_freq: Option<OneOrMany<usize>> = None,
-            needs("model.experimental_attention_variant"),
+        linear_attention_freq: Option<OneOrMany<usize>> = None, needs("model.experimental_attention_variant"),
             given_with("model.experimental_attention_variant");
         /// Taps of the convolution of queries, keys and values in layers with linear attention.
-        linear_conv_kernel_dim: usize = 4, Limits::between(1.0, 1024.0),
-            needs("model.experimental_attention_variant");
+        linear_conv_kernel_dim: usize = 4, Limits::between(1.0, 1024.0), needs("model.experimental_attention_variant");
         /// Size of a key head of linear attention.
-        linear_key_head_dim: usize = 128, Limits::between(1.0, 65_536.0),
-            needs("model.experimental_attention_variant");
+        linear_key_head_dim: usize = 128, Limits::between(1.0, 65_536.0), needs("model.experimental_attention_variant");
         /// Size of a value head of linear attention.
         linear_value_head_dim: usize = 128, Limits::between(1.0, 65_536.0),
             needs("model.experimental_attention_variant");
@@ -313,11 +284,9 @@ section! {
         linear_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0),
             needs("model.experimental_attention_variant");
         /// Place of the norms in layers with linear attention; null is `norm_placement` (ours).
-        linear_norm_placement: Option<NormPlacement> = None,
-            needs("model.experimental_attention_variant");
+        linear_norm_placement: Option<NormPlacement> = None, needs("model.experimental_attention_variant");
         /// Multi-token-prediction depth.
-        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO,
-            excludes("dpo: its loss is of whole answers"),
+        mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO, excludes("dpo: its loss is of whole answers"),
             excludes("distillation: a teacher predicts only the next token");
         /// Layers of the encoder (kind t5), where `num_layers` counts the decoder's; null means as
         /// many.
@@ -385,8 +354,7 @@ section! {
             excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
             needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Count the loss as one layer.
-        @execution account_for_loss_in_pipeline_split: bool = false,
-            excludes("model.pipeline_model_parallel_layout"),
+        @execution account_for_loss_in_pipeline_split: bool = false, excludes("model.pipeline_model_parallel_layout"),
             excludes("model.num_layers_in_first_pipeline_stage | model.num_layers_in_last_pipeline_stage"),
             needs("model.pipeline_model_parallel_size > 1"), Group::EveryKind, Group::Layout;
         /// Explicit layer placement.
@@ -486,12 +454,10 @@ section! {
         /// Activation recompute.
         @execution recompute_granularity: Option<RecomputeGranularity> = None, Group::EveryKind;
         /// Layer choice of full recompute.
-        @execution recompute_method: Option<RecomputeMethod> = None,
-            needs("model.recompute_granularity = full"),
+        @execution recompute_method: Option<RecomputeMethod> = None, needs("model.recompute_granularity = full"),
             given_with("model.recompute_granularity = full"), Group::EveryKind;
         /// Chunk size (uniform) or number of layers (block).
-        @execution recompute_num_layers: Option<usize> = None, COUNT,
-            needs("model.recompute_granularity = full"),
+        @execution recompute_num_layers: Option<usize> = None, COUNT, needs("model.recompute_granularity = full"),
             given_with("model.recompute_granularity = full"), Group::EveryKind;
         /// Modules of selective recompute; null is `["core_attn"]`.
         @execution recompute_modules: Option<Vec<String>> = None,
@@ -515,8 +481,7 @@ section! {
             excludes("ddp.data_parallel_sharding_strategy = optim_grads_params: every layer is recomputed from its input");
         /// Modules that are moved: attn_norm, qkv_linear, core_attn, attn_proj, mlp_norm,
         /// expert_fc1, moe_act.
-        @execution offload_modules: Vec<String> = Vec::new(),
-            idle_unless("model.fine_grained_activation_offloading");
+        @execution offload_modules: Vec<String> = Vec::new(), idle_unless("model.fine_grained_activation_offloading");
         /// Standard deviation of initial weights.
         @training init_method_std: f64 = 0.02, Limits::above_zero_to(1000.0),
             idle_unless("model.perform_initialization");
@@ -535,12 +500,10 @@ section! {
         mup_base_hidden_size: Option<usize> = None, Limits::SIZE, idle_unless("model.use_mup");
         /// Size of a head at that width, whose root the attention scale is multiplied by; null
         /// multiplies by 1.
-        mup_base_head_dim: Option<usize> = None, Limits::SIZE,
-            idle_unless("model.use_mup"),
+        mup_base_head_dim: Option<usize> = None, Limits::SIZE, idle_unless("model.use_mup"),
             idle_unless("model.softmax_scale = null: it is the scale of attention scores");
         /// Power of `kv_channels` that the attention scale is divided by.
-        mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0),
-            idle_unless("model.use_mup"),
+        mup_attn_scale_power: f64 = 1.0, Limits::between(0.0, 8.0), idle_unless("model.use_mup"),
             idle_unless("model.softmax_scale = null: it is the scale of attention scores");
         /// Deterministic kernels only.
         @execution deterministic_mode: bool = false
@@ -684,8 +647,7 @@ section! {
         /// scores' sum (ours).
         moe_router_raw_scores: bool = false, needs("model.moe_router_score_function = sigmoid");
         /// Score before choosing experts.
-        moe_router_pre_softmax: bool = false,
-            idle_unless("model.moe_router_score_function != sigmoid"),
+        moe_router_pre_softmax: bool = false, idle_unless("model.moe_router_score_function != sigmoid"),
             idle_unless("model.moe_router_load_balancing_type != sinkhorn");
         /// Multiplies selected scores.
         moe_router_topk_scaling_factor: Option<f64> = None;
@@ -701,8 +663,7 @@ section! {
         moe_router_group_score_topk: Option<usize> = None, COUNT, needs("model.moe_router_num_groups");
         /// Load balancing without a loss: a bias of each expert counts in the choice, and moves
         /// after each step.
-        moe_router_enable_expert_bias: bool = false,
-            needs("model.moe_router_score_function = sigmoid | = softmax");
+        moe_router_enable_expert_bias: bool = false, needs("model.moe_router_score_function = sigmoid | = softmax");
         /// Step size of the expert biases, up or down; 0 keeps the biases unchanged.
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.

@@ -26,8 +26,7 @@ section! {
         /// could name.
         @training teacher: Option<PathBuf> = None;
         /// Temperature that divides the logits of model and teacher.
-        @training temperature: f64 = 1.0, Limits::between(0.01, 1000.0),
-            idle_unless("distillation.alpha != 0.0");
+        @training temperature: f64 = 1.0, Limits::between(0.01, 1000.0), idle_unless("distillation.alpha != 0.0");
         /// Weight of the divergence from the teacher; the rest is that of the cross-entropy.
         @training alpha: f64 = 0.5, Limits::FRACTION;
         /// Weight of the difference from the teacher's hidden states behind the last norm.
@@ -36,8 +35,7 @@ section! {
         /// Comparison of hidden states.
         @training hidden_loss: HiddenLoss = HiddenLoss::Mse, idle_unless("distillation.hidden_weight");
         /// Number of the teacher's best tokens that are compared one by one; null is all.
-        @training top_k: Option<usize> = None, Limits::between(1.0, 65_536.0),
-            idle_unless("distillation.alpha != 0.0");
+        @training top_k: Option<usize> = None, Limits::between(1.0, 65_536.0), idle_unless("distillation.alpha != 0.0");
         /// Folder where the teacher's best tokens of each sample are kept, for later epochs and
         /// runs.
         @execution cache: Option<PathBuf> = None,

@@ -63,21 +63,13 @@ section! {
         /// Constant loss scale in fp16; null scales dynamically.
         loss_scale: Option<f64> = None, Limits::LOSS_SCALE, needs("model.fp16");
         /// First dynamic scale.
-        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE,
-            needs("model.fp16"),
-            excludes(CONSTANT);
+        initial_loss_scale: f64 = 4_294_967_296.0, Limits::LOSS_SCALE, needs("model.fp16"), excludes(CONSTANT);
         /// Smallest dynamic scale.
-        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE,
-            needs("model.fp16"),
-            excludes(CONSTANT);
+        min_loss_scale: f64 = 1.0, Limits::LOSS_SCALE, needs("model.fp16"), excludes(CONSTANT);
         /// Steps without overflow before the scale grows.
-        loss_scale_window: f64 = 1000.0, Limits::POSITIVE,
-            needs("model.fp16"),
-            excludes(CONSTANT);
+        loss_scale_window: f64 = 1000.0, Limits::POSITIVE, needs("model.fp16"), excludes(CONSTANT);
         /// Overflows tolerated before the scale shrinks.
-        hysteresis: usize = 2, Limits::SIZE,
-            needs("model.fp16"),
-            excludes(CONSTANT);
+        hysteresis: usize = 2, Limits::SIZE, needs("model.fp16"), excludes(CONSTANT);
         /// Decay of the first moment.
         adam_beta1: f64 = 0.9, Limits::BELOW_ONE;
         /// Decay of the second moment.
@@ -140,8 +132,7 @@ section! {
             => no_counterpart("PyTorch's optimizer for optimizer_cpu_offload");
         /// With `optimizer_cpu_offload`: bring the gradients of the next two parameters to the host
         /// while one is updated.
-        @execution overlap_cpu_optimizer_d2h_h2d: bool = false,
-            idle_unless("optimizer.optimizer_cpu_offload");
+        @execution overlap_cpu_optimizer_d2h_h2d: bool = false, idle_unless("optimizer.optimizer_cpu_offload");
         refused @execution pin_cpu_grads = true, "Page-locked gradients."
             => no_counterpart("page-locked gradients of optimizer_cpu_offload").inert(&["false"]);
         refused @execution pin_cpu_params = true, "Page-locked parameters."

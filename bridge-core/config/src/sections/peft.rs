@@ -39,8 +39,7 @@ section! {
         /// Adapter dropout.
         @training dropout: f64 = 0.0, Limits::BELOW_ONE;
         /// Place of adapter dropout.
-        @training dropout_position: DropoutPosition = DropoutPosition::Pre,
-            excludes("peft.kind = dora"),
+        @training dropout_position: DropoutPosition = DropoutPosition::Pre, excludes("peft.kind = dora"),
             idle_unless("peft.dropout");
         /// Initialization of A.
         @training lora_A_init_method: AdapterInit = AdapterInit::Xavier
@@ -55,14 +54,10 @@ section! {
         /// Expert adapters of rank dim / topk.
         normalize_moe_lora: bool = false, excludes("peft.kind = dora");
         /// Storage of the frozen weights of linear layers; norms and the router keep their dtype.
-        base_quantization: BaseQuantization = BaseQuantization::None,
-            needs(ON_CPU),
-            needs(IN_FLOAT32),
+        base_quantization: BaseQuantization = BaseQuantization::None, needs(ON_CPU), needs(IN_FLOAT32),
             excludes(PARAMETERS_SHARDED);
         /// Storage of the frozen word embedding and head.
-        base_quantization_embedding: BaseQuantization = BaseQuantization::None,
-            needs(ON_CPU),
-            needs(IN_FLOAT32),
+        base_quantization_embedding: BaseQuantization = BaseQuantization::None, needs(ON_CPU), needs(IN_FLOAT32),
             excludes(PARAMETERS_SHARDED);
         /// Adjacent inputs of a row that share a scale.
         base_quantization_block_size: usize = 64, Limits::between(2.0, 65536.0),

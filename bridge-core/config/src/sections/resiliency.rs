@@ -40,8 +40,7 @@ section! {
         /// Reject unusually large losses.
         check_for_spiky_loss: bool = false;
         /// Multiple of the largest loss seen that counts as unusual.
-        spiky_loss_factor: f64 = 10.0, Limits::ABOVE_ZERO,
-            idle_unless("rerun_state_machine.check_for_spiky_loss");
+        spiky_loss_factor: f64 = 10.0, Limits::ABOVE_ZERO, idle_unless("rerun_state_machine.check_for_spiky_loss");
     }
 }
 
@@ -73,12 +72,10 @@ section! {
         /// Measure from the start.
         enable_straggler_on_startup: bool = true, idle_unless("straggler.log_straggler");
         /// Measure only once the port was asked for it.
-        disable_straggler_on_startup: bool = false,
-            idle_unless("straggler.log_straggler"),
+        disable_straggler_on_startup: bool = false, idle_unless("straggler.log_straggler"),
             idle_unless("straggler.enable_straggler_on_startup != false: it says the same");
         /// Port of rank 0's machine at which a request switches it on and off; 0 takes a free one.
-        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0),
-            idle_unless("straggler.log_straggler");
+        straggler_ctrlr_port: usize = 65_535, Limits::between(0.0, 65_535.0), idle_unless("straggler.log_straggler");
         /// Address of rank 0's machine on which that port listens; `0.0.0.0` is every address of
         /// the machine (ours).
         @execution straggler_ctrlr_host: String = "127.0.0.1".into(), idle_unless("straggler.log_straggler");
@@ -100,16 +97,13 @@ section! {
         /// Scores relative to the past.
         calc_individual_gpu_perf: bool = true, idle_unless("nvrx_straggler.enabled");
         /// Best and worst scores printed; with 0 only stragglers are.
-        num_gpu_perf_scores_to_print: usize = 5,
-            idle_unless("nvrx_straggler.enabled"),
+        num_gpu_perf_scores_to_print: usize = 5, idle_unless("nvrx_straggler.enabled"),
             idle_unless("nvrx_straggler.enable_logging");
         /// Below is a straggler, relatively.
-        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION,
-            idle_unless("nvrx_straggler.enabled"),
+        gpu_relative_perf_threshold: f64 = 0.7, Limits::FRACTION, idle_unless("nvrx_straggler.enabled"),
             idle_unless("nvrx_straggler.calc_relative_gpu_perf");
         /// Below is a straggler, individually.
-        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION,
-            idle_unless("nvrx_straggler.enabled"),
+        gpu_individual_perf_threshold: f64 = 0.7, Limits::FRACTION, idle_unless("nvrx_straggler.enabled"),
             idle_unless("nvrx_straggler.calc_individual_gpu_perf");
         /// Save and exit when a straggler was found.
         stop_if_detected: bool = false, idle_unless("nvrx_straggler.enabled");
@@ -154,8 +148,7 @@ section! {
         refused termination_grace_time = 1.0, "Seconds between termination and killing.", Limits::NON_NEGATIVE
             => no_counterpart("the time between two signals to a process; a thread that hangs is ended with its process");
         /// Unit that a spare rank replaces.
-        granularity: RestartGranularity = RestartGranularity::Node,
-            idle_unless("inprocess_restart.enabled"),
+        granularity: RestartGranularity = RestartGranularity::Node, idle_unless("inprocess_restart.enabled"),
             idle_unless("inprocess_restart.active_world_size: there are no spare ranks");
         /// Working ranks; the rest are spare.
         active_world_size: Option<usize> = None, Limits::POSITIVE, idle_unless("inprocess_restart.enabled");

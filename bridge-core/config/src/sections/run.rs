@@ -16,16 +16,13 @@ section! {
         /// Divides the logits; 0 takes the most likely token.
         temperature: f64 = 0.8, Limits::between(0.0, 100.0), idle_unless("generate.prompt");
         /// Keep only this many most likely tokens.
-        top_k: Option<usize> = None, Limits::POSITIVE,
-            idle_unless("generate.prompt"),
+        top_k: Option<usize> = None, Limits::POSITIVE, idle_unless("generate.prompt"),
             idle_unless("generate.temperature != 0.0: it takes the most likely token");
         /// Keep the most likely tokens up to this total probability.
-        top_p: Option<f64> = None, Limits::SHARE,
-            idle_unless("generate.prompt"),
+        top_p: Option<f64> = None, Limits::SHARE, idle_unless("generate.prompt"),
             idle_unless("generate.temperature != 0.0: it takes the most likely token");
         /// Seed of sampling.
-        seed: u64 = 1234, Limits::SEED,
-            idle_unless("generate.prompt"),
+        seed: u64 = 1234, Limits::SEED, idle_unless("generate.prompt"),
             idle_unless("generate.temperature != 0.0: it takes the most likely token");
     }
 }

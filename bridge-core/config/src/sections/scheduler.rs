@@ -13,18 +13,15 @@ section! {
         /// Curve after warm-up.
         lr_decay_style: LrDecayStyle = LrDecayStyle::Linear;
         /// Annealing curve of WSD.
-        lr_wsd_decay_style: WsdDecayStyle = WsdDecayStyle::Exponential,
-            idle_unless("scheduler.lr_decay_style = WSD");
+        lr_wsd_decay_style: WsdDecayStyle = WsdDecayStyle::Exponential, idle_unless("scheduler.lr_decay_style = WSD");
         /// Decay horizon in iterations; null means the whole training.
         lr_decay_iters: Option<usize> = None, Limits::POSITIVE;
         /// Decay horizon in samples; null means the whole training.
         lr_decay_samples: Option<usize> = None, Limits::POSITIVE;
         /// Length of WSD annealing in iterations.
-        lr_wsd_decay_iters: Option<usize> = None, Limits::POSITIVE,
-            idle_unless("scheduler.lr_decay_style = WSD");
+        lr_wsd_decay_iters: Option<usize> = None, Limits::POSITIVE, idle_unless("scheduler.lr_decay_style = WSD");
         /// Length of WSD annealing in samples.
-        lr_wsd_decay_samples: Option<usize> = None, Limits::POSITIVE,
-            idle_unless("scheduler.lr_decay_style = WSD");
+        lr_wsd_decay_samples: Option<usize> = None, Limits::POSITIVE, idle_unless("scheduler.lr_decay_style = WSD");
         /// Warm-up as a fraction of the decay horizon.
         lr_warmup_fraction: Option<f64> = None, Limits::FRACTION,
             excludes("scheduler.lr_warmup_iters | scheduler.lr_warmup_samples");

@@ -29,9 +29,7 @@ section! {
         /// The kind of tokenizer.
         tokenizer_type: Option<TokenizerType> = None;
         /// `tokenizer.json`, or the folder that holds it.
-        tokenizer_model: Option<PathBuf> = None,
-            needs(WITH_MODEL),
-            given_with(WITH_MODEL);
+        tokenizer_model: Option<PathBuf> = None, needs(WITH_MODEL), given_with(WITH_MODEL);
         refused metadata_path = None::<AnyValue>, "Tokenizer metadata."
             => no_counterpart("a file that describes tokenizer_model; tokenizer_type does that");
         /// Size of the null tokenizer, which reports one more for its end-of-document token; for
@@ -40,9 +38,7 @@ section! {
             needs("tokenizer.tokenizer_type = NullTokenizer | = TikTokenizer"),
             given_with("tokenizer.tokenizer_type = NullTokenizer");
         /// BPE or WordPiece vocabulary.
-        vocab_file: Option<PathBuf> = None,
-            needs(WITH_VOCABULARY),
-            given_with(WITH_VOCABULARY);
+        vocab_file: Option<PathBuf> = None, needs(WITH_VOCABULARY), given_with(WITH_VOCABULARY);
         /// BPE merges.
         merge_file: Option<PathBuf> = None, needs("tokenizer.tokenizer_type = GPT2BPETokenizer"),
             given_with("tokenizer.tokenizer_type = GPT2BPETokenizer");

@@ -73,13 +73,10 @@ section! {
         @execution max_consecutive_skipped_iterations: usize = 20, Limits::POSITIVE;
         /// Evaluations in a row without a lower validation loss after which training ends (ours);
         /// null trains to the last iteration.
-        @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE,
-            needs("validation.eval_interval"),
-            needs("validation.eval_iters | validation.full_validation"),
-            idle_unless("validation.skip_train != true");
+        @execution early_stopping_patience: Option<usize> = None, Limits::POSITIVE, needs("validation.eval_interval"),
+            needs("validation.eval_iters | validation.full_validation"), idle_unless("validation.skip_train != true");
         /// By how much a validation loss must be lower to count as such (ours).
-        @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0),
-            needs("train.early_stopping_patience");
+        @execution early_stopping_min_delta: f64 = 0.0, Limits::at_least(0.0), needs("train.early_stopping_patience");
         /// Refuse a run that by its plan needs more memory than can be had (ours).
         @execution check_memory: bool = true;
         /// Deprecated alias of `validation.eval_iters`.
