@@ -105,10 +105,7 @@ impl CastGather {
 
     /// This rank's part of a bucket, on the device if the values are there and codes are
     /// communicated `on_device`, four codes an element, and how its weights are cast. All ranks
-    /// that share weights call this together.
-    ///
-    /// # Errors
-    /// If ranks cannot agree on largest magnitudes.
+    /// that share weights call this together. Fails if ranks cannot agree on largest magnitudes.
     pub fn encode(
         &mut self,
         bucket: &Bucket,

@@ -164,10 +164,8 @@ impl HostTransfers {
         Self::Prefetched { prefetcher, pending, early: BTreeMap::new() }
     }
 
-    /// Takes the tensors of a parameter; waits for them.
-    ///
-    /// # Panics
-    /// If nothing of it was requested, or the thread that prefetches ended.
+    /// Takes the tensors of a parameter; waits for them. Panics if nothing of it was requested, or
+    /// the thread that prefetches ended.
     pub fn take(&mut self, name: &str) -> UpdateInputs {
         match self {
             Self::OnDemand(all) => all.remove(name).expect("it was requested").into_host(),

@@ -24,9 +24,7 @@ impl Magnitudes {
     }
 
     /// The scales that follow, with the magnitudes of all ranks. All ranks call this together.
-    ///
-    /// # Errors
-    /// If ranks cannot exchange them.
+    /// Fails if ranks cannot exchange them.
     pub fn scales(self, formats: &StateFormats, distribution: &Distribution) -> Result<Scales, CommError> {
         let are_scaled = formats.are_scaled();
         let mut largest = self.0;

@@ -11,10 +11,8 @@ use super::action::{Action, Message};
 use super::{PipelineSchedule, PipelineShape, ScheduleError, ScheduleKind};
 
 impl PipelineSchedule {
-    /// Makes the action lists of all ranks.
-    ///
-    /// # Errors
-    /// If a size is 0 or the schedule cannot run this shape.
+    /// Makes the action lists of all ranks. Fails if a size is 0 or the schedule cannot run this
+    /// shape.
     pub fn new(kind: ScheduleKind, shape: PipelineShape) -> Result<Self, ScheduleError> {
         check_shape(kind, shape)?;
         let ranks = (0..shape.num_stages).map(|rank| List::filled(kind, shape, rank)).collect();

@@ -177,10 +177,7 @@ fn cut(len: usize, unit: usize, piece: usize, pieces: usize) -> usize {
 /// `out = scale * a * b`, or `out += scale * a * b`.
 ///
 /// Every element is summed in the same order on any number of threads: only rows and columns are
-/// divided between them.
-///
-/// # Panics
-/// If the shapes do not fit.
+/// divided between them. Panics if the shapes do not fit.
 pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) {
     let (m, n, k) = (a.rows, b.cols, a.cols);
     assert!(

@@ -10,10 +10,7 @@ const VOCABULARY_PER_TASK: usize = 512;
 /// Tokens of one task of the forward.
 const TOKENS_PER_TASK: usize = 64;
 
-/// Rows `ids` of `table [v, c]`: `[n, c]`.
-///
-/// # Panics
-/// If an id is not below `v`.
+/// Rows `ids` of `table [v, c]`: `[n, c]`. Panics if an id is not below `v`.
 pub fn forward(table: &[f32], columns: usize, ids: &[usize]) -> Vec<f32> {
     let vocabulary = table.len().checked_div(columns).unwrap_or(0);
     check(ids, vocabulary);

@@ -67,10 +67,8 @@ impl Values {
         Some((&self.0.storage()[layout.start_offset()..], strides?))
     }
 
-    /// A two-dimensional tensor as a matrix, transposed or sliced views included.
-    ///
-    /// # Panics
-    /// If a stride is negative: see [`Self::without_flips`].
+    /// A two-dimensional tensor as a matrix, transposed or sliced views included. Panics if a
+    /// stride is negative: see [`Self::without_flips`].
     pub fn matrix(&self) -> Matrix<'_> {
         let [rows, cols] = self.0.layout().shape().dims();
         let (data, strides) = self.strided().expect("flipped views were copied");

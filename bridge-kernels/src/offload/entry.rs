@@ -89,10 +89,7 @@ impl Entry {
     }
 
     /// Returns the tensor on the device, uploading it if it is on the host. Its shape is the one in
-    /// which it was first saved.
-    ///
-    /// # Panics
-    /// If the download or an upload failed.
+    /// which it was first saved. Panics if the download or an upload failed.
     pub fn upload(&self) -> DispatchTensor {
         let mut state = self.state();
         // The result of a download that is still in progress is dropped.

@@ -16,10 +16,7 @@ type Job = Box<dyn FnOnce() + Send>;
 pub(super) struct Readers(SyncSender<Job>);
 
 impl Readers {
-    /// Starts the threads.
-    ///
-    /// # Panics
-    /// If the system has no more threads.
+    /// Starts the threads. Panics if the system has no more threads.
     pub fn start() -> Self {
         let (sender, jobs) = sync_channel(WAITING);
         let jobs: Arc<Mutex<Receiver<Job>>> = Arc::new(Mutex::new(jobs));

@@ -29,10 +29,8 @@ pub(crate) struct BatchRotation {
 
 impl BatchRotation {
     /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the
-    /// first `rotated` are rotated; `None` if the tables are not float32 on Flex.
-    ///
-    /// # Panics
-    /// If a position lies beyond the table.
+    /// first `rotated` are rotated; `None` if the tables are not float32 on Flex. Panics if a
+    /// position lies beyond the table.
     pub fn new(
         table: &RotaryTable,
         positions: &Positions,

@@ -195,10 +195,7 @@ impl Mlp {
     }
 
     /// [`Self::forward_term`] of several blocks as one operation: `[m, c]`, rows of the first block
-    /// first and `counts` of each, -> the same.
-    ///
-    /// # Panics
-    /// If a block is not [plain](Self::is_plain).
+    /// first and `counts` of each, -> the same. Panics if a block is not [plain](Self::is_plain).
     pub fn forward_terms(blocks: &[Self], x_mc: Tensor<2>, counts: &[usize]) -> Tensor<2> {
         let grouped = |layer: fn(&Self) -> &Linear| {
             let plain = |block| layer(block).plain().expect("the blocks are plain");

@@ -253,10 +253,8 @@ pub(crate) struct Multimodal {
 }
 
 impl Multimodal {
-    /// The multimodal model of a `config.json`; `None` for other models.
-    ///
-    /// # Errors
-    /// If the language model is of no family that is known here.
+    /// The multimodal model of a `config.json`; `None` for other models. Fails if the language
+    /// model is of no family that is known here.
     pub fn new(settings: &Map<String, Value>) -> Result<Option<Self>, HfError> {
         let model_type = settings.get("model_type").and_then(Value::as_str);
         let Some(class) = CLASSES.iter().find(|class| Some(class.model_type) == model_type) else { return Ok(None) };
@@ -363,10 +361,7 @@ impl Multimodal {
     }
 
     /// Refuses what the language model would do with logits alone and the multimodal model does
-    /// not.
-    ///
-    /// # Errors
-    /// If the family caps or scales logits.
+    /// not. Fails if the family caps or scales logits.
     pub fn check(&self, fields: &Fields, config: &DecoderConfig) -> Result<(), HfError> {
         let is_plain = config.logit_softcap.is_none() && config.logit_multiplier == 1.0;
         let key = ["final_logit_softcapping", "logit_scale", "logits_scaling"];
@@ -486,10 +481,8 @@ pub(super) struct TextTensors {
 
 impl TextTensors {
     /// Divides the tensors of `files` into those of a language model of `family` and others. All
-    /// are others if none has a name of a language model.
-    ///
-    /// # Errors
-    /// If an other tensor is quantized, or of a type that checkpoints do not have.
+    /// are others if none has a name of a language model. Fails if an other tensor is quantized, or
+    /// of a type that checkpoints do not have.
     pub fn new(files: Arc<HfCheckpoint>, family: &Family, modules: Layout) -> Result<(Self, Carried), HfError> {
         let prefix = family.prefix;
         let layout = Layout::find(prefix, files.tensors().map(|(name, _)| name).collect::<Vec<_>>().into_iter());

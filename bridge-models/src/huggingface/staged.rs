@@ -37,10 +37,8 @@ pub(crate) struct Staged {
 }
 
 impl Staged {
-    /// Creates the files in `folder`, which is created if it does not exist.
-    ///
-    /// # Errors
-    /// If the system does not let it.
+    /// Creates the files in `folder`, which is created if it does not exist. Fails if the system
+    /// does not let it.
     pub fn create(folder: &Path, layouts: Vec<FileLayout>) -> Result<Self, HfError> {
         remove_remains(folder)?;
         let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
@@ -64,10 +62,7 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Adds a file with this content.
-    ///
-    /// # Errors
-    /// If the system does not let it.
+    /// Adds a file with this content. Fails if the system does not let it.
     pub fn add(&mut self, name: &str, content: &[u8]) -> Result<(), HfError> {
         let path = self.temporary(name);
         let file = untrusted_io::create(&path).map_err(|source| io(&path, source))?;
@@ -91,20 +86,14 @@ impl Staged {
     }
 
     /// Gives the files their names, in the order in which they were laid out and added, after all
-    /// are on the disk.
-    ///
-    /// # Errors
-    /// If the system does not let it.
+    /// are on the disk. Fails if the system does not let it.
     pub fn publish(self) -> Result<(), HfError> {
         self.publish_over(&[], &|_| false)
     }
 
     /// [`Self::publish`] over the files of an earlier writer. Files in `before` are removed before
     /// the first rename. Files for which `is_stale` holds and that have no new content are removed
-    /// after the renames.
-    ///
-    /// # Errors
-    /// If the system does not let it.
+    /// after the renames. Fails if the system does not let it.
     pub fn publish_over(mut self, before: &[&str], is_stale: &dyn Fn(&Path) -> bool) -> Result<(), HfError> {
         for (name, file) in &self.files {
             file.sync_all().map_err(|source| io(&self.temporary(name), source))?;

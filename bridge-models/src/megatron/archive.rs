@@ -12,10 +12,8 @@ const END_64_LOCATOR: usize = 20;
 const NONE_32: u64 = 0xffff_ffff;
 const NONE_16: u64 = 0xffff;
 
-/// The values of a tensor of floating-point numbers, row-major, and its shape.
-///
-/// # Errors
-/// A fault of the archive, or another sort of tensor.
+/// The values of a tensor of floating-point numbers, row-major, and its shape. Fails on a fault of
+/// the archive, or another sort of tensor.
 pub fn tensor(archive: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
     let files = files(archive).ok_or("it is no ZIP archive")?;
     let file = |end: &str| files.iter().find(|(name, _)| name.ends_with(end)).map(|(_, content)| *content);

@@ -45,10 +45,8 @@ impl std::fmt::Debug for Folder {
 }
 
 impl Folder {
-    /// Reads the list of tensors; values are read on request.
-    ///
-    /// # Errors
-    /// Files that cannot be read, or are malformed.
+    /// Reads the list of tensors; values are read on request. Fails on files that cannot be read,
+    /// or are malformed.
     pub fn open(path: &Path) -> Result<Self, MegatronError> {
         let metadata = path.join(METADATA);
         let io = |path: &Path, source| MegatronError::Io { path: path.to_owned(), source };

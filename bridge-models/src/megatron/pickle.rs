@@ -68,10 +68,8 @@ struct Machine<'a> {
 }
 
 impl Pickle {
-    /// Reads the pickle that `bytes` begin with.
-    ///
-    /// # Errors
-    /// If the bytes are not a pickle, or have an opcode that no such file needs.
+    /// Reads the pickle that `bytes` begin with. Fails if the bytes are not a pickle, or have an
+    /// opcode that no such file needs.
     pub fn read(bytes: &[u8]) -> Result<Self, PickleError> {
         let mut machine =
             Machine { bytes, at: 0, values: Vec::new(), stack: Vec::new(), marks: Vec::new(), memo: HashMap::new() };

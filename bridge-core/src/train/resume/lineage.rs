@@ -115,11 +115,8 @@ impl Lineage {
         refused.chain(base.refused_of_tokenizer(config)).collect::<ConfigErrors>().into_result(())
     }
 
-    /// Compares the inputs of a run with those of the checkpoint's run.
-    ///
-    /// # Errors
-    /// If the tokenizer maps text to other ids than the checkpoint's; if token files cannot be
-    /// read.
+    /// Compares the inputs of a run with those of the checkpoint's run. Fails if the tokenizer maps
+    /// text to other ids than the checkpoint's; if token files cannot be read.
     pub fn check_data(
         &self,
         config: &RunConfig,

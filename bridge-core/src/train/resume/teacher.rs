@@ -99,10 +99,8 @@ fn refused(config: &RunConfig, message: impl Display) -> ResumeError {
 
 impl Teacher {
     /// Compares the teacher with the run's data, and with its model, whose embedding has `rows`
-    /// rows.
-    ///
-    /// # Errors
-    /// If it knows other ids, or hidden states of another width, where these are compared.
+    /// rows. Fails if it knows other ids, or hidden states of another width, where these are
+    /// compared.
     pub fn check(mut self, config: &RunConfig, data: &RunData, rows: usize) -> Result<Self, ResumeError> {
         let own = data.tokenizer().map(|own| loaded_again(own.as_ref())).transpose()?.flatten();
         let of_teacher = tokenizer_of(&self.checkpoint)?;
@@ -184,10 +182,8 @@ impl Teacher {
         elements.div_ceil(ranks as u64) * DType::from(settings::params_dtype(config)).size() as u64
     }
 
-    /// Builds and loads it. All ranks call this together.
-    ///
-    /// # Errors
-    /// If the checkpoint does not have its parameters.
+    /// Builds and loads it. All ranks call this together. Fails if the checkpoint does not have its
+    /// parameters.
     pub fn build(self, run: &TrainingRun) -> Result<Distillation, ResumeError> {
         let (config, groups) = (&run.state.config, &run.groups);
         let device = run.training.device.clone();

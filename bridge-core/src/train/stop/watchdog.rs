@@ -66,10 +66,8 @@ struct Watch {
 }
 
 impl Watchdog {
-    /// Starts the thread on one rank of each process, if the run owns the process.
-    ///
-    /// # Errors
-    /// If the recipe sets a deadline and the run does not own the process, or the thread cannot be
+    /// Starts the thread on one rank of each process, if the run owns the process. Fails if the
+    /// recipe sets a deadline and the run does not own the process, or the thread cannot be
     /// started.
     pub fn start(
         config: &RunConfig,

@@ -80,11 +80,9 @@ impl LossWatch {
     /// this together.
     ///
     /// Ranks of a tensor-parallel group have the same loss, so the first rank of each group reports
-    /// it. Only ranks of the last pipeline stage have a loss.
-    ///
-    /// # Errors
-    /// A NaN or infinite result on the first rank that has one, unless steps are repeated because
-    /// of it. All other ranks return an error that names this rank.
+    /// it. Only ranks of the last pipeline stage have a loss. Fails on a NaN or infinite result on
+    /// the first rank that has one, unless steps are repeated because of it. All other ranks return
+    /// an error that names this rank.
     pub fn validate(
         &mut self,
         groups: &ProcessGroups,

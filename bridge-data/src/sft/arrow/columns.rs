@@ -231,10 +231,8 @@ impl Column {
         self.length
     }
 
-    /// A value. Its approximate size in bytes is subtracted from `room`.
-    ///
-    /// # Errors
-    /// If the data does not have it, or there is no room.
+    /// A value. Its approximate size in bytes is subtracted from `room`. Fails if the data does not
+    /// have it, or there is no room.
     pub fn value(&self, row: usize, room: &mut usize) -> Result<Value, String> {
         take(room, 5)?;
         if row >= self.length {

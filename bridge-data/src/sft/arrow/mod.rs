@@ -79,10 +79,8 @@ enum Header {
 }
 
 impl Rows {
-    /// Opens a file of `size` bytes.
-    ///
-    /// # Errors
-    /// A fault of its begin or, of a file with contents, its end.
+    /// Opens a file of `size` bytes. Fails on a fault of its begin or, of a file with contents, its
+    /// end.
     pub fn open(mut file: File, size: u64) -> Result<Self, String> {
         let mut head = [0; 8];
         let cannot = |error: std::io::Error| format!("cannot be read: {error}");

@@ -310,10 +310,7 @@ impl Transfer {
         Ok(self.complete)
     }
 
-    /// The buffers of a complete transfer.
-    ///
-    /// # Panics
-    /// If it is not complete.
+    /// The buffers of a complete transfer. Panics if it is not complete.
     pub fn into_buffers(mut self) -> (HostBuffer, HostBuffer) {
         assert!(self.complete, "the library still uses the buffers");
         // SAFETY: taken once: `self` is forgotten, so that `Drop` does not see them again.

@@ -76,10 +76,8 @@ impl BlockType {
         TYPES.map(|row| row.2).join(", ")
     }
 
-    /// The elements of whole blocks.
-    ///
-    /// # Panics
-    /// If bytes and places are not those of the same number of blocks.
+    /// The elements of whole blocks. Panics if bytes and places are not those of the same number of
+    /// blocks.
     pub fn decode(self, bytes: &[u8], target: &mut [f32]) {
         assert_eq!(bytes.len() / self.bytes(), target.len() / self.elements(), "blocks");
         let blocks = bytes.chunks_exact(self.bytes()).zip(target.chunks_exact_mut(self.elements()));

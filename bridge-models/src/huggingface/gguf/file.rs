@@ -53,11 +53,8 @@ pub(crate) struct GgufFile {
 }
 
 impl GgufFile {
-    /// Maps a file and reads its tables.
-    ///
-    /// # Errors
-    /// If the file cannot be opened, is not a GGUF file of version 2 or 3, or its tables or tensors
-    /// exceed the file.
+    /// Maps a file and reads its tables. Fails if the file cannot be opened, is not a GGUF file of
+    /// version 2 or 3, or its tables or tensors exceed the file.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let map = untrusted_io::map(path).map_err(|source| io(path, source))?;
         let mut cursor = Cursor { path, bytes: &map, at: 0 };

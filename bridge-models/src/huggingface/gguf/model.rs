@@ -34,11 +34,8 @@ pub(crate) struct GgufModel {
 }
 
 impl GgufModel {
-    /// Opens a file.
-    ///
-    /// # Errors
-    /// If it is damaged, of a family that is not known, lacks a setting, or has a tensor that the
-    /// family does not.
+    /// Opens a file. Fails if it is damaged, of a family that is not known, lacks a setting, or has
+    /// a tensor that the family does not.
     pub fn open(path: &Path) -> Result<Self, HfError> {
         let file = GgufFile::open(path)?;
         let known = || {

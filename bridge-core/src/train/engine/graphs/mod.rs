@@ -112,10 +112,7 @@ pub(in crate::train) fn train(
 }
 
 impl MicroBatchGraphs {
-    /// Graphs of a run, if it asks for them.
-    ///
-    /// # Errors
-    /// If `forward_step` cannot be recorded.
+    /// Graphs of a run, if it asks for them. Fails if `forward_step` cannot be recorded.
     pub fn from_run(
         config: &RunConfig,
         forward_step: &dyn ForwardStep,

@@ -150,10 +150,8 @@ impl<'a> Transfers<'a> {
         Ok(())
     }
 
-    /// Waits for the next receive of the pass.
-    ///
-    /// # Panics
-    /// If `expected` is not the receive that comes next in the actions.
+    /// Waits for the next receive of the pass. Panics if `expected` is not the receive that comes
+    /// next in the actions.
     pub fn receive(&mut self, expected: Transfer, declared: Declared) -> Result<Boundary, CommError> {
         let (transfer, requests) = self.posted.pop_front().expect("receives are posted before they are waited for");
         assert_eq!(transfer, expected, "receives are waited for in the order of the actions");
