@@ -8,7 +8,7 @@ use super::cpu::{self as kernel, Codes, Decoded};
 use super::pass::Fp8Pass;
 use super::rule::{Fp8Rule, Operand, OperandMaxima};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{Values, gradient, inputs, tensor, tracked};
+use crate::flex::{Values, gradient, inputs, tensor};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::precision::widen;

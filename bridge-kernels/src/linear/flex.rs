@@ -7,7 +7,7 @@ use super::cpu as kernel;
 use crate::activation::cpu as activation;
 use crate::activation::{Activation, GatedUnit};
 use crate::cpu::gemm::Matrix;
-use crate::flex::{KeptValues, Values, gradient, inputs, tensor, tracked};
+use crate::flex::{KeptValues, Values, gradient, inputs, tensor};
 use crate::vjp::{self, Lift};
 
 pub(crate) fn linear<const D: usize>(

@@ -130,7 +130,7 @@ const fn text(
     TextClass::new(model_type, family, absent)
 }
 
-/// [`text`] with the sizes that [`TextClass::SIZES`] names; zero for a size that the class has under
+/// [`text`] with the sizes that [`TextClass`] names; zero for a size that the class has under
 /// no such key.
 const fn sized(
     model_type: &'static str,
@@ -138,5 +138,5 @@ const fn sized(
     sizes: [usize; 6],
     absent: &'static [(&'static str, &'static str)],
 ) -> TextClass {
-    TextClass { sizes, ..TextClass::new(model_type, family, absent) }
+    TextClass::new(model_type, family, absent).with_sizes(sizes)
 }

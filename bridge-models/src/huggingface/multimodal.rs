@@ -117,7 +117,7 @@ pub(crate) struct TextClass {
     model_type: &'static str,
     family: &'static str,
     /// Values of [`Self::SIZES`] if the keys are absent; zero if the class has no such key.
-    pub sizes: [usize; 6],
+    sizes: [usize; 6],
     /// Values of other absent keys, as JSON.
     absent: &'static [(&'static str, &'static str)],
     /// Values of the class that no key changes, as JSON.
@@ -143,6 +143,11 @@ impl TextClass {
         absent: &'static [(&'static str, &'static str)],
     ) -> Self {
         Self { model_type, family, sizes: [0; 6], absent, always: &[], shares_width: false }
+    }
+
+    /// Sets the values of [`Self::SIZES`].
+    pub const fn with_sizes(self, sizes: [usize; 6]) -> Self {
+        Self { sizes, ..self }
     }
 
     pub const fn always(self, always: &'static [(&'static str, &'static str)]) -> Self {
