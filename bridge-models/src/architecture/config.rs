@@ -368,6 +368,9 @@ config_table! {
         /// Experts beside these whose output is their input.
         #[serde(default)]
         num_identity_experts: usize = 0 => setting!(moe_num_identity_experts);
+        /// Matrices of these experts, which no computation reads: files of transformers have them.
+        #[serde(default)]
+        identity_weights: bool = false => setting!(moe_identity_expert_weights);
         /// Experts stand beside the dense block of a layer; their output is added at the end of the
         /// next layer.
         #[serde(default)]

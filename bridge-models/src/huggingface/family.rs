@@ -161,6 +161,7 @@ pub(super) fn as_in_a_file(config: DecoderConfig) -> DecoderConfig {
         dispatcher: neutral.dispatcher,
         grouped_gemm: neutral.grouped_gemm,
         freeze_router: neutral.freeze_router,
+        identity_weights: neutral.identity_weights,
         ..moe
     });
     let unsaid = EncoderConfig::neutral().target_length;

@@ -23,7 +23,7 @@ use super::recipe_keys::in_file;
 use super::runs::BLOCK;
 use super::source::TensorSource;
 use super::weight_map::{ExpertLayout, StoredTensor, WeightEntry, WeightMap};
-use crate::decoder::{DecoderConfig, MoeConfig, build_decoder, name_behind_layers};
+use crate::decoder::{DecoderConfig, build_decoder, name_behind_layers};
 
 /// A Hugging Face folder or GGUF file: its configuration, and tensors with the names and shapes
 /// that the model needs.
@@ -118,9 +118,12 @@ impl HfModel {
         tokenizer_files: BTreeMap<String, Vec<u8>>,
         source: Box<dyn TensorSource>,
     ) -> Result<Self, HfError> {
-        let Architecture { family, config, eos_token_ids, .. } = architecture;
+        let Architecture { family, mut config, eos_token_ids, .. } = architecture;
         let num_tensors = source.tensors().map(|(_, shape)| most_matrices(shape)).sum();
         config.check_against(num_tensors).map_err(|error| in_file(file, &settings, error.into()))?;
+        if let Some(moe) = config.moe.as_mut().filter(|moe| moe.num_identity_experts > 0) {
+            moe.identity_weights = source.tensors().any(|(name, _)| is_of_identity(name, moe.num_experts));
+        }
         let experts = ExpertLayout::Apart;
         let map = WeightMap::new(family, &config, experts)?;
         let has_prefix = source.tensors().any(|(name, _)| name.starts_with(family.prefix));
@@ -210,13 +213,7 @@ impl HfModel {
 
     /// True if transformers ignores a tensor of this name.
     fn is_dropped(&self, name: &str) -> bool {
-        let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
-        let is_of_identity = |moe: &MoeConfig| {
-            moe.num_identity_experts > 0
-                && expert.is_some_and(|expert| (moe.num_experts..moe.num_choices()).contains(&expert))
-        };
-        self.config.moe.as_ref().is_some_and(is_of_identity)
-            || self.family.dropped.iter().any(|start| name.starts_with(start))
+        self.family.dropped.iter().any(|start| name.starts_with(start))
     }
 
     /// The decoder that `config.json` describes.
@@ -546,6 +543,12 @@ impl HfModel {
         }
         Ok(true)
     }
+}
+
+/// True if a tensor has matrices of identity experts, which follow `num_experts` others.
+fn is_of_identity(name: &str, num_experts: usize) -> bool {
+    let expert = name.split_once(".experts.").and_then(|(_, rest)| rest.split('.').next()?.parse::<usize>().ok());
+    expert.map_or(name.ends_with(".experts.gate_up_proj"), |expert| expert >= num_experts)
 }
 
 /// Largest number of matrices in a tensor of this shape: the first of its three dimensions, if it

@@ -613,6 +613,8 @@ section! {
         num_moe_experts: Option<usize> = None, COUNT;
         /// Experts beside these whose output is their input; the router chooses among all (ours).
         moe_num_identity_experts: usize = 0, COUNT_OR_ZERO;
+        /// Keep matrices that a file has of these experts, which no computation reads (ours).
+        moe_identity_expert_weights: bool = false;
         /// Experts stand beside the dense block of a layer and read its norm; their output is added
         /// at the end of the next layer, which has none (ours).
         moe_shortcut: bool = false;

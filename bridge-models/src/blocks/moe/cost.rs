@@ -72,7 +72,8 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
         backward: backward + routed * expert_ranks * w * a,
         brought_back,
         recomputed_flops,
-        idle_parameters: (expert_parameters(config, moe) as f64 * (moe.num_experts as f64 - active)) as u64,
+        idle_parameters: (expert_parameters(config, moe) as f64 * (moe.num_experts as f64 - active)) as u64
+            + identity_parameters(config, moe),
         exchanges: exchanges(config, moe, work),
         ..SegmentCost::default()
     }
@@ -88,6 +89,12 @@ fn experts_flops(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> f6
     let (tokens, width) = (work.all_tokens(), moe.expert_width(config));
     let around = moe.latent_size.map_or(0.0, |latent| flops(tokens, config.hidden_size, 2 * latent));
     around + flops(tokens * active_experts(moe), width, (config.fc1_blocks() + 1) * moe.ffn_hidden_size)
+}
+
+/// Elements of the matrices of identity experts.
+fn identity_parameters(config: &DecoderConfig, moe: &MoeConfig) -> u64 {
+    let one = config.fc1_blocks() * moe.ffn_hidden_size * config.hidden_size;
+    if moe.identity_weights { (one * moe.num_identity_experts) as u64 } else { 0 }
 }
 
 /// Elements of one expert.

@@ -23,7 +23,9 @@ mod input;
 mod router;
 mod rows;
 
-use bridge_core::model::{GradientScope, ParameterRole, Scope, SegmentCost, TensorPartition, Workload};
+use bridge_core::model::{
+    Component, GradientScope, Initial, ParameterRole, Scope, SegmentCost, TensorPartition, Workload,
+};
 use bridge_kernels::linear;
 use bridge_regions::{gather_sequence, reduce_scatter_sequence};
 use burn::module::{Module, Param};
@@ -52,6 +54,8 @@ pub(crate) struct Moe {
     shared_experts: Option<Mlp>,
     /// Weight whose product with a token is the gate of the shared experts' output, `[1, c]`.
     shared_gate: Option<Param<Tensor<2>>>,
+    /// Matrices of identity experts, which no computation reads.
+    identity_weights: Vec<Param<Tensor<2>>>,
     /// True if the router may choose experts that are the identity.
     has_identities: bool,
     #[module(skip)]
@@ -97,7 +101,18 @@ impl Moe {
     /// The block at `scope`; expert numbers in names are global.
     pub fn new(config: &DecoderConfig, moe: &MoeConfig, scope: &Scope) -> Self {
         let router = Router::new(config, moe, &scope.child("router"));
-        let experts = scope.child("experts").child("local_experts").experts(moe.num_experts);
+        let all_experts = scope.child("experts").child("local_experts");
+        let experts = all_experts.experts(moe.num_experts);
+        let identity_weight = |number: usize| {
+            let scope =
+                all_experts.child(&number.to_string()).child("linear_fc1").component(Component::Experts).frozen();
+            let (shape, cut) = (
+                [config.fc1_blocks() * moe.ffn_hidden_size, config.hidden_size],
+                TensorPartition::Replicated(GradientScope::ResidualStream),
+            );
+            scope.parameter("weight", shape, cut, Initial::Zeros, ParameterRole::Weight)
+        };
+        let identities = moe.num_experts..if moe.identity_weights { moe.num_choices() } else { moe.num_experts };
         let place = scope.place();
         let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, ..config.clone() };
         let expert = |scope: &Scope| {
@@ -115,6 +130,7 @@ impl Moe {
             experts: Experts::new(experts.iter().map(expert).collect(), config, moe),
             shared_experts: moe.shared_expert_intermediate_size.map(shared),
             shared_gate: moe.shared_gate.then(gate),
+            identity_weights: identities.map(identity_weight).collect(),
             has_identities: moe.num_identity_experts > 0,
             dispatcher: moe.dispatcher,
             recomputed: config.recomputed,

@@ -367,6 +367,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/moe/dispatcher" => json!("alltoall"),
             "/hybrid/mamba/out_bias" => json!(true),
             "/hybrid/mamba/dt_rank" => json!(3),
+            "/hybrid/mamba/norm_epsilon" => json!(1e-3),
             "/hybrid/factors/mamba_parts" => json!([1.0, 2.0, 1.0, 0.5, 1.0]),
             "/moe/router_precision" => json!("fp64"),
             "/moe/capacity_factor" => json!(1.25),

@@ -72,6 +72,7 @@ pub fn shared(num_blocks: usize) -> DecoderConfig {
         position_embedding: llama().position_embedding,
         activation: Activation::Gelu,
         num_query_groups: 8,
+        init_method_std: 0.1,
         ..hybrid()
     };
     let hybrid = config.hybrid.as_mut().unwrap();
