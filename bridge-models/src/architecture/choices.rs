@@ -17,6 +17,11 @@ pub enum RopeScaling {
         /// The divisor of the lowest frequency.
         alpha: f64,
     },
+    /// The first pairs of a head turn by the frequencies of the whole head, the others do not turn.
+    Proportional {
+        /// Share of the pairs that turn.
+        share: f64,
+    },
     /// Llama 3.1's: long wavelengths are divided by `factor`, short ones kept, those between
     /// interpolated.
     Llama3 {

@@ -95,6 +95,21 @@ config_table! {
         embedding_norm: bool = false => setting!(embedding_layernorm);
         /// Factor on the word embedding's output.
         embedding_multiplier: f64 = 1.0 => setting!(embedding_multiplier);
+        /// Vectors of each token for each layer, beside the residual stream.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        per_layer: Option<PerLayerConfig> = None => SettingCodec {
+            read: |section, decoder| {
+                let vocab_size = section.vocab_size_per_layer_input.unwrap_or(decoder.vocab_size);
+                Ok(section.hidden_size_per_layer_input.map(|size| PerLayerConfig { size, vocab_size }))
+            },
+            write: |per_layer, _, section| {
+                section.hidden_size_per_layer_input = per_layer.map(|per_layer| per_layer.size);
+                section.vocab_size_per_layer_input = per_layer.map(|per_layer| per_layer.vocab_size);
+            },
+        };
+        /// Multiply the residual stream at the end of each layer by a number that is not trained.
+        #[serde(default)]
+        layer_scalar: bool = false => setting!(layer_scalar);
         /// Factor on the logits.
         logit_multiplier: f64 = 1.0 => setting!(logit_multiplier);
         /// Bias in the output projection.
@@ -107,6 +122,19 @@ config_table! {
         /// Normalize query and key per head by their root mean square, without weights.
         #[serde(default)]
         qk_l2_norm: bool = false => codecs::QK_L2_NORM;
+        /// Normalize values per head by their root mean square, without weights.
+        #[serde(default)]
+        v_l2_norm: bool = false => setting!(v_l2_norm);
+        /// Values of layers without a window are their keys, before norm and rotation.
+        #[serde(default)]
+        keys_as_values: bool = false => setting!(attention_k_eq_v);
+        /// Last layers that use the keys and values of the last layer before them with a window, or
+        /// without, as they are.
+        #[serde(default)]
+        num_kv_shared_layers: usize = 0 => setting!(num_kv_shared_layers);
+        /// These layers have feed-forward blocks of twice the width.
+        #[serde(default)]
+        double_wide_mlp: bool = false => setting!(use_double_wide_mlp);
         /// True if these norms follow the rotation; layers without one have none.
         #[serde(default)]
         qk_layernorm_after_rope: bool = false => setting!(qk_layernorm_after_rope);
@@ -264,6 +292,17 @@ config_table! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         kv_multiplier: Option<f64> = None => setting!(latent_kv_multiplier);
     }
+}
+
+/// Per-layer embeddings: each token has a vector for each layer, from a table and from the
+/// embedding, which gates a branch at the layer's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PerLayerConfig {
+    /// Size of the vector of one layer.
+    pub size: usize,
+    /// Rows of the table. Tokens beyond them have the vectors of token 0.
+    pub vocab_size: usize,
 }
 
 config_table! {
@@ -428,6 +467,14 @@ config_table! {
             read: |section, _| Ok(section.moe_router_enable_expert_bias),
             write: |has_bias, _, section| moe_codecs::write_expert_bias(*has_bias, section),
         };
+        /// A dense block beside the experts of a layer, as wide as that of other layers. Both have
+        /// norms of their own before and behind them, and the router reads the stream itself.
+        #[serde(default)]
+        dense_beside: bool = false => setting!(moe_dense_beside);
+        /// The router's input is divided by its root mean square and multiplied by learned factors
+        /// over the root of its size; the weights of experts have learned factors too.
+        #[serde(default)]
+        scaled_router: bool = false => setting!(moe_router_scales);
         /// A gate on the block that every token goes through.
         #[serde(default)]
         shared_gate: bool = false => setting!(moe_shared_expert_gate);

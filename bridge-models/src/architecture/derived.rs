@@ -81,6 +81,41 @@ impl DecoderConfig {
         (self.num_attention_heads + gates + self.num_query_groups) * self.kv_channels + values
     }
 
+    /// Layer (global) whose keys and values layer `index` uses in place of its own.
+    pub fn keys_from(&self, index: usize) -> Option<usize> {
+        let own = self.num_layers.saturating_sub(self.num_kv_shared_layers);
+        let is_windowed = |layer| self.window(layer).is_some();
+        let shares = self.num_kv_shared_layers > 0 && index >= own;
+        (0..own).rev().find(|layer| shares && is_windowed(*layer) == is_windowed(index))
+    }
+
+    /// True if later layers use the keys and values of layer `index` (global).
+    pub(crate) fn leaves_keys(&self, index: usize) -> bool {
+        (0..self.num_layers).any(|layer| self.keys_from(layer) == Some(index))
+    }
+
+    /// True if the values of layer `index` (global) are its keys.
+    pub(crate) fn has_keys_as_values(&self, index: usize) -> bool {
+        self.keys_as_values && self.window(index).is_none()
+    }
+
+    /// Rows of all projections of layer `index` (global) to queries, keys and values; the
+    /// configuration is that of the layer.
+    pub(crate) fn projected_size(&self, index: usize) -> usize {
+        let (queries, keys) = (self.num_attention_heads, self.num_query_groups);
+        match (self.keys_from(index), self.has_keys_as_values(index)) {
+            (Some(_), _) => queries * self.kv_channels,
+            (None, true) => (queries + keys) * self.kv_channels,
+            (None, false) => self.qkv_size(),
+        }
+    }
+
+    /// Width of the dense feed-forward block of layer `index` (global).
+    pub(crate) fn ffn_size(&self, index: usize) -> usize {
+        let is_wide = self.double_wide_mlp && index >= self.num_layers - self.num_kv_shared_layers;
+        if is_wide { 2 * self.ffn_hidden_size } else { self.ffn_hidden_size }
+    }
+
     /// True if the query-key-value projection makes the gates on attention's output too.
     pub fn has_fused_gates(&self) -> bool {
         self.output_gate == Some(OutputGateForm::Fused)
@@ -122,9 +157,9 @@ impl DecoderConfig {
         if self.gated_linear_unit { 2 } else { 1 }
     }
 
-    /// Unit between the products of a feed-forward block; `None` for one with parameters.
-    pub(crate) fn feed_forward_unit(&self) -> Option<FeedForwardUnit> {
-        let activation = match self.activation {
+    /// Activation without parameters; `None` for one that has some.
+    pub(crate) fn plain_activation(&self) -> Option<bridge_kernels::Activation> {
+        Some(match self.activation {
             Activation::Xielu => return None,
             Activation::Gelu => bridge_kernels::Activation::Gelu,
             Activation::GeluTanh => bridge_kernels::Activation::GeluTanh,
@@ -132,7 +167,12 @@ impl DecoderConfig {
             Activation::Relu => bridge_kernels::Activation::Relu,
             Activation::SquaredRelu => bridge_kernels::Activation::SquaredRelu,
             Activation::QuickGelu => bridge_kernels::Activation::QuickGelu,
-        };
+        })
+    }
+
+    /// Unit between the products of a feed-forward block; `None` for one with parameters.
+    pub(crate) fn feed_forward_unit(&self) -> Option<FeedForwardUnit> {
+        let activation = self.plain_activation()?;
         if !self.gated_linear_unit {
             return Some(FeedForwardUnit::Plain(activation));
         }

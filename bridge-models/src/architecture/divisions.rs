@@ -42,6 +42,10 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
         return Err(invalid("padded vocabulary size", message));
     }
+    if let Some(rows) = config.per_layer.map(|per_layer| per_layer.vocab_size).filter(|rows| *rows < ranks) {
+        let message = format!("expected a row for each of {ranks} ranks, found {rows}");
+        return Err(invalid("model.vocab_size_per_layer_input", message));
+    }
     if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(ranks)) {
         let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
         return Err(invalid(key, message));

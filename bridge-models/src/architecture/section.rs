@@ -240,9 +240,12 @@ pub(crate) mod codecs {
                     rope.write(section);
                     match rope.scaling {
                         None
-                        | Some(RopeScaling::Linear { .. } | RopeScaling::Ntk { .. } | RopeScaling::Llama3 { .. }) => {
-                            PositionEmbeddingType::Rope
-                        }
+                        | Some(
+                            RopeScaling::Linear { .. }
+                            | RopeScaling::Ntk { .. }
+                            | RopeScaling::Proportional { .. }
+                            | RopeScaling::Llama3 { .. },
+                        ) => PositionEmbeddingType::Rope,
                         Some(RopeScaling::Yarn(_)) => PositionEmbeddingType::Yarn,
                         Some(RopeScaling::LongRope { .. }) => PositionEmbeddingType::LongRope,
                     }
@@ -265,6 +268,7 @@ pub(crate) mod codecs {
             None => {}
             Some(RopeScaling::Linear { factor }) => section.seq_len_interpolation_factor = Some(*factor),
             Some(RopeScaling::Ntk { alpha }) => section.rope_ntk_alpha = Some(*alpha),
+            Some(RopeScaling::Proportional { share }) => section.rope_proportional_share = Some(*share),
             Some(RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -303,13 +307,13 @@ pub(crate) mod codecs {
 
     fn scaling(section: &TransformerConfig) -> Result<Option<RopeScaling>, ModelBuildError> {
         let other = section.rope_scaling || section.seq_len_interpolation_factor.is_some();
-        if let Some(alpha) = section.rope_ntk_alpha {
-            let message = "cannot be combined with rope_scaling or seq_len_interpolation_factor";
-            return if other {
-                Err(invalid("model.rope_ntk_alpha", message.into()))
-            } else {
-                Ok(Some(RopeScaling::Ntk { alpha }))
-            };
+        let growth = section.rope_ntk_alpha.map(|alpha| ("model.rope_ntk_alpha", RopeScaling::Ntk { alpha }));
+        let share = section.rope_proportional_share;
+        let share = share.map(|share| ("model.rope_proportional_share", RopeScaling::Proportional { share }));
+        let both = growth.is_some() && share.is_some();
+        if let Some((key, scaling)) = share.or(growth) {
+            let message = "cannot be combined with another change of the rotary frequencies";
+            return if other || both { Err(invalid(key, message.into())) } else { Ok(Some(scaling)) };
         }
         match (section.rope_scaling, section.seq_len_interpolation_factor) {
             (true, Some(_)) => Err(invalid(

@@ -7,7 +7,9 @@ use bridge_core::config::{
 use bridge_core::model::ModelBuildError;
 
 use super::choices::{LayerPattern, RopeScaling};
-use super::config::{DecoderConfig, LatentConfig, MoeConfig, PositionEmbedding, ResidualConfig, RopeConfig};
+use super::config::{
+    DecoderConfig, LatentConfig, MoeConfig, PerLayerConfig, PositionEmbedding, ResidualConfig, RopeConfig,
+};
 use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
 
@@ -69,8 +71,17 @@ impl DecoderConfig {
         }
         if let Some(moe) = &self.moe {
             moe.validate()?;
+            let ResidualConfig { norms, blocks, adds_to_norm, .. } = self.residual;
+            let has_norm = matches!(norms, NormPlacement::Before | NormPlacement::Sandwich) && !adds_to_norm;
+            let fits = has_norm && blocks == BlockOrder::Sequential && self.hybrid.is_none() && !moe.shortcut;
+            if moe.dense_beside && !fits {
+                let message = "needs norms before blocks that are one after the other";
+                return Err(invalid("model.moe_dense_beside", message.into()));
+            }
         }
         self.validate_shortcut()?;
+        self.validate_shared_keys()?;
+        self.validate_per_layer()?;
         self.validate_hybrid()?;
         self.validate_linear_attention()?;
         self.validate_prediction()?;
@@ -139,6 +150,67 @@ impl DecoderConfig {
             return Ok(());
         };
         Err(invalid(key, format!("expected 0 in {reason}, found {layers}")))
+    }
+
+    /// Checks layers whose keys are values, or are another layer's.
+    fn validate_shared_keys(&self) -> Result<(), ModelBuildError> {
+        let (key, shared) = ("model.num_kv_shared_layers", self.num_kv_shared_layers);
+        let other = |layer| self.keys_from(layer).is_none();
+        if shared >= self.num_layers.max(1) || (self.num_layers - shared..self.num_layers).any(other) {
+            let message = format!(
+                "expected fewer layers than {}, before which a layer with a window is where one of them has a window, \
+                 and one without where one has none, found {shared}",
+                self.num_layers
+            );
+            return Err(invalid(key, message));
+        }
+        let set =
+            [(key, shared > 0), ("model.attention_k_eq_v", self.keys_as_values), ("model.v_l2_norm", self.v_l2_norm)];
+        let Some((key, _)) = set.into_iter().find(|(_, is_set)| *is_set) else {
+            return Ok(());
+        };
+        let reason = if self.latent.is_some() {
+            "multi_latent_attention, which has no projection of keys and values"
+        } else if self.hybrid.is_some() || self.linear_attention.is_some() {
+            "layers of other kinds than softmax attention"
+        } else if key != "model.v_l2_norm" && (self.has_fused_gates() || self.value_channels.is_some()) {
+            "gates of the query-key-value projection, or values of another size than keys"
+        } else if key != "model.v_l2_norm" && self.qk_layernorm_scope == QkNormScope::Projection {
+            "qk_layernorm_scope = \"projection\", one norm over queries and one over keys"
+        } else if shared > 0 && self.mtp_num_layers > 0 {
+            "mtp_num_layers, whose layers are like the last one"
+        } else {
+            return Ok(());
+        };
+        Err(invalid(key, format!("cannot be combined with {reason}")))
+    }
+
+    /// Checks per-layer embeddings and what else is at the end of a layer.
+    fn validate_per_layer(&self) -> Result<(), ModelBuildError> {
+        if let Some(PerLayerConfig { size, vocab_size }) = self.per_layer {
+            let key = "model.hidden_size_per_layer_input";
+            let sizes = [(key, size.saturating_mul(self.num_layers)), ("model.vocab_size_per_layer_input", vocab_size)];
+            if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
+                return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE} over all layers, found {size}")));
+            }
+            let reason = if self.mtp_num_layers > 0 {
+                "mtp_num_layers, whose layers have no such vectors"
+            } else if self.activation == Activation::Xielu {
+                "activation_func = \"xielu\", which has parameters"
+            } else if self.hybrid.is_some() {
+                "a hybrid, whose layers have one block each"
+            } else if self.streams.is_some() {
+                "enable_mhc_connections, whose streams it does not name"
+            } else {
+                return Ok(());
+            };
+            return Err(invalid(key, format!("expected null with {reason}")));
+        }
+        if self.layer_scalar && self.hybrid.is_some() {
+            let message = "expected false in a hybrid, whose layers have one block each";
+            return Err(invalid("model.layer_scalar", message.into()));
+        }
+        Ok(())
     }
 
     fn validate_latent(&self, latent: &LatentConfig) -> Result<(), ModelBuildError> {
@@ -446,7 +518,10 @@ impl DecoderConfig {
         let widths = size(self.stacks().into_iter().fold(0, usize::saturating_add))
             * (attention + mamba + linear + 3.0 * (size(self.ffn_hidden_size) + experts));
         let tables = 2.0 * size(self.padded_vocab_size) + size(self.max_position_embeddings);
-        size(self.hidden_size) * (widths + tables)
+        let per_layer = self.per_layer.map_or(0.0, |per_layer| {
+            size(self.num_layers) * size(per_layer.size) * (size(per_layer.vocab_size) + 3.0 * size(self.hidden_size))
+        });
+        size(self.hidden_size) * (widths + tables) + per_layer
     }
 
     /// Checks the sizes against weights that are there, before anything is made of either.
@@ -588,6 +663,13 @@ impl RopeScaling {
                     return Err(invalid("model.rope_ntk_alpha", message));
                 }
                 above_zero("model.rope_ntk_alpha", *alpha)
+            }
+            Self::Proportional { share } => {
+                if *share > 0.0 && *share <= 1.0 {
+                    return Ok(());
+                }
+                let message = format!("expected a share in (0, 1], found {share}");
+                Err(invalid("model.rope_proportional_share", message))
             }
             Self::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
                 if !(*factor >= 1.0 && factor.is_finite()) {

@@ -27,14 +27,19 @@ use super::output_gate;
 use super::query_scale;
 use super::recurrent_state::RecurrentState;
 use super::regions::{Regions, enter_exchanges, exchange, leave_exchanges, total_exchanges};
-use super::residual::BlockOutput;
+use super::residual::{BlockOutput, scaled};
 use super::rope::LayerTables;
 use crate::architecture::config::{DecoderConfig, NormConfig, PositionEmbedding, QueryScaleConfig};
 
 /// Query, key and value projection, attention, output projection.
 #[derive(Module, Debug)]
 pub(crate) struct SelfAttention {
-    linear_qkv: Linear,
+    /// Projection of queries, keys and values, unless layers below are in its place.
+    linear_qkv: Option<Linear>,
+    /// Projection of queries alone.
+    linear_q_proj: Option<Linear>,
+    /// Projection of keys, which are the values too; without it another layer's are used.
+    linear_k_proj: Option<Linear>,
     q_layernorm: Option<Norm>,
     k_layernorm: Option<Norm>,
     /// The sinks of this rank's heads, `[h]`.
@@ -61,6 +66,8 @@ struct Settings {
     use_rope: bool,
     /// Epsilon of the weightless norm of queries and keys.
     l2_norm: Option<f64>,
+    /// Epsilon of the weightless norm of values.
+    value_norm: Option<f64>,
     /// Scope of the norms of queries and keys.
     norm_scope: QkNormScope,
     /// True if they are normalized after the rotation.
@@ -126,12 +133,25 @@ pub(crate) struct AttentionInput<'a> {
     pub dropout_key: Option<DropoutKey>,
     /// Store for the deferred gradients of the projections.
     pub weight_gradients: Option<&'a WeightGradientStore>,
+    /// Keys and values that several layers use.
+    pub shared: SharedKeyValues<'a>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
     /// State of a recurrent block after earlier tokens, in generation.
     pub recurrent: Option<&'a mut RecurrentState>,
     /// Destination of the max logit, if it is recorded.
     pub max_logit: Option<Arc<MaxLogit>>,
+}
+
+/// Keys and values of one layer that later layers use too: `[b, t, g, d]` and `[b, t, g, w]`, as
+/// attention reads them.
+pub(crate) enum SharedKeyValues<'a> {
+    /// No other layer uses the layer's own.
+    None,
+    /// The layer leaves its own here.
+    Left(&'a mut Option<[Tensor<4>; 2]>),
+    /// The layer uses those of an earlier one.
+    Used([Tensor<4>; 2]),
 }
 
 /// FLOPs of the block in layer `index` over all ranks, on `inputs` elements a token: projections,
@@ -142,7 +162,7 @@ fn flops(config: &DecoderConfig, index: usize, inputs: usize, work: &Workload) -
     let (inputs, h) = (inputs as f64, config.hidden_size as f64);
     let queries = (config.num_attention_heads * config.kv_channels) as f64;
     let outputs = (config.num_attention_heads * config.value_size()) as f64;
-    let projections = inputs * config.qkv_size() as f64 + h * outputs;
+    let projections = inputs * config.projected_size(index) as f64 + h * outputs;
     let whole = tokens * t;
     let seen = match config.window(index) {
         Some(window) => ((window + 1) as f64 * tokens).min(whole),
@@ -213,7 +233,9 @@ impl SelfAttention {
         let normalizes = (config.qk_layernorm || config.qk_l2_norm) && config.normalizes_heads(index);
         let (scales, gates) = (config.query_scale(index).is_some(), config.has_fused_gates());
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
-        let is_packed = !normalizes && !scales && !gates && ranks == 1 && !config.has_other_values();
+        let is_whole = config.projected_size(index) == config.qkv_size();
+        let shares = !is_whole || config.leaves_keys(index) || config.v_l2_norm;
+        let is_packed = !normalizes && !scales && !gates && ranks == 1 && !config.has_other_values() && !shares;
         let of_gates = output_gate::cost(config, [groups * queries_per_group, w as usize], work);
         let elements = n * inputs as u64;
         let mut kept = work.input_alone(elements) + queries + keys + values;
@@ -221,6 +243,10 @@ impl SelfAttention {
         if normalizes {
             kept += queries + keys + statistics(config.norm, n * (h + g)).kept;
             of_linear += queries + keys;
+        }
+        if config.v_l2_norm {
+            kept += values + statistics(config.norm, n * g).kept;
+            of_linear += values;
         }
         if normalizes && config.qk_layernorm_scope == QkNormScope::EachHead {
             // Normalized heads, which the weights multiply, and those that the norm reads, in
@@ -241,7 +267,7 @@ impl SelfAttention {
         // Query heads that share a key first form its gradient each for itself.
         let terms = if h > g { n * h * (d + w) * FLOAT32 } else { 0 };
         let row = |size: usize| size as u64 * work.collective_bytes;
-        let made = (h + g + if gates { h } else { 0 }) * d + g * w;
+        let made = if is_whole { (h + g + if gates { h } else { 0 }) * d + g * w } else { h * d };
         let layers = [[inputs, made as usize], [(h * w) as usize, config.hidden_size]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
@@ -308,13 +334,14 @@ impl SelfAttention {
             let scope = scope.child("core_attention");
             scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial.weight, ParameterRole::Bias)
         };
-        let linear_qkv = LinearConfig {
-            inputs,
-            outputs: config.qkv_size(),
-            bias: config.qkv_bias,
-            cut: TensorPartition::KeyValueGroups { groups, head_sizes: [d, w], gates: config.has_fused_gates() },
-            initial: initial.weight,
+        let projection = |outputs, cut, name| {
+            let layer = LinearConfig { inputs, outputs, bias: config.qkv_bias, cut, initial: initial.weight };
+            Linear::new(&layer, scope, name)
         };
+        let of_groups = TensorPartition::KeyValueGroups { groups, head_sizes: [d, w], gates: config.has_fused_gates() };
+        let of_keys = TensorPartition::KeyHeads { heads: groups };
+        let (uses, has_one) = (config.keys_from(index).is_some(), config.has_keys_as_values(index));
+        let is_fused = !uses && !has_one;
         let linear_proj = LinearConfig {
             inputs: heads * w,
             outputs: c,
@@ -323,9 +350,11 @@ impl SelfAttention {
             initial: initial.output,
         };
         Self {
-            linear_qkv: Linear::new(&linear_qkv, scope, "linear_qkv"),
+            linear_qkv: is_fused.then(|| projection(config.qkv_size(), of_groups, "linear_qkv")),
+            linear_q_proj: (!is_fused).then(|| projection(heads * d, TensorPartition::Rows, "linear_q_proj")),
+            linear_k_proj: (!is_fused && !uses).then(|| projection(groups * d, of_keys, "linear_k_proj")),
             q_layernorm: qk_norm("q_layernorm", heads, TensorPartition::Rows),
-            k_layernorm: qk_norm("k_layernorm", groups, TensorPartition::KeyHeads { heads: groups }),
+            k_layernorm: if uses { None } else { qk_norm("k_layernorm", groups, of_keys) },
             softmax_offset: config.attention_sinks.then(sinks),
             linear_gate: output_gate::layer(config, w, scope),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
@@ -340,6 +369,7 @@ impl SelfAttention {
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
                 l2_norm: (config.qk_l2_norm && normalizes).then_some(config.norm.epsilon),
+                value_norm: config.v_l2_norm.then_some(config.norm.epsilon),
                 norm_scope: config.qk_layernorm_scope,
                 norm_after_rope: config.qk_layernorm_after_rope,
                 all_heads: [heads, groups],
@@ -389,29 +419,45 @@ impl SelfAttention {
             y.reshape([b, t, self.settings.packed.groups, 1, self.settings.packed.head_size])
         };
         let added: Vec<_> = branches.iter().map(|branch| heads(branch.forward(x_btc.tensor.clone()))).collect();
-        let mut qkv_btf = in_module(OffloadModule::QkvLinear, || self.linear_qkv.forward(x_btc, store));
-        if !added.is_empty() {
-            let shape = qkv_btf.dims();
-            qkv_btf = qkv_btf + Tensor::cat(added, 3).reshape(shape);
-        }
         let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
         let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let has_others = self.settings.query_scale.is_some() || self.settings.has_other_values;
-        let comes_between = has_norms || self.settings.fused_gates || has_others;
-        let is_plain = !comes_between && input.state.is_none() && regions.context().size() == 1;
-        let y_bthd = if is_plain {
-            let packed = self.settings.packed;
-            let qkv_btf = in_module(OffloadModule::QkvLinear, || self.limited(qkv_btf));
-            in_module(OffloadModule::CoreAttn, || packed_attention(qkv_btf, packed, rotary, &options))
-        } else {
-            let (mut heads, gates_bthd) =
-                in_module(OffloadModule::QkvLinear, || self.heads(qkv_btf, rotary, input.positions, regions));
-            gates_btf = gates_bthd.map(|gates_bthd| gates_bthd.flatten(2, 3)).or(gates_btf);
-            if let Some(state) = input.state {
-                [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
+        let comes_between = has_norms || self.settings.fused_gates || has_others || self.settings.value_norm.is_some();
+        let is_alone = matches!(input.shared, SharedKeyValues::None) && input.state.is_none();
+        let is_plain = !comes_between && is_alone && regions.context().size() == 1;
+        let fused = |linear_qkv: &Linear, x_btc: Recomputable<3>| -> Tensor<3> {
+            let qkv_btf = linear_qkv.forward(x_btc, store);
+            if added.is_empty() {
+                return qkv_btf;
             }
-            in_module(OffloadModule::CoreAttn, || attend(heads, options, regions))
+            let shape = qkv_btf.dims();
+            qkv_btf + Tensor::cat(added.clone(), 3).reshape(shape)
+        };
+        let y_bthd = match self.linear_qkv.as_ref().filter(|_| is_plain) {
+            Some(linear_qkv) => {
+                let packed = self.settings.packed;
+                let qkv_btf = in_module(OffloadModule::QkvLinear, || self.limited(fused(linear_qkv, x_btc)));
+                in_module(OffloadModule::CoreAttn, || packed_attention(qkv_btf, packed, rotary, &options))
+            }
+            None => {
+                let used = if let SharedKeyValues::Used(used) = &input.shared { Some(used.clone()) } else { None };
+                let (mut heads, gates_bthd) = in_module(OffloadModule::QkvLinear, || {
+                    let projected = match &self.linear_qkv {
+                        Some(linear_qkv) => self.unpacked(fused(linear_qkv, x_btc)),
+                        None => (self.projected_apart(x_btc, used, store), None),
+                    };
+                    self.heads(projected, rotary, input.positions, regions)
+                });
+                gates_btf = gates_bthd.map(|gates_bthd| gates_bthd.flatten(2, 3)).or(gates_btf);
+                if let Some(state) = input.state.filter(|_| self.makes_keys()) {
+                    [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
+                }
+                if let SharedKeyValues::Left(left) = input.shared {
+                    *left = Some([heads.k_btgd.clone(), heads.v_btgd.clone()]);
+                }
+                in_module(OffloadModule::CoreAttn, || attend(heads, options, regions))
+            }
         };
         let y_bthd = match gates_btf {
             Some(gates_btf) => in_module(OffloadModule::CoreAttn, || output_gate::gated(y_bthd, gates_btf)),
@@ -422,34 +468,86 @@ impl SelfAttention {
         BlockOutput::Product { x, linear: &self.linear_proj, store, module }
     }
 
+    /// True if the layer has keys and values of its own.
+    fn makes_keys(&self) -> bool {
+        self.linear_qkv.is_some() || self.linear_k_proj.is_some()
+    }
+
+    /// Queries, keys and values of the fused projection, and gates of the same projection.
+    fn unpacked(&self, qkv_btf: Tensor<3>) -> ([Tensor<4>; 3], Option<Tensor<4>>) {
+        let Settings { packed, value_size, fused_gates, .. } = self.settings;
+        if !fused_gates {
+            return (packed.unpack_with_values(qkv_btf, value_size), None);
+        }
+        let [q_bthd, gates_bthd, k_btgd, v_btgd] = packed.unpack_with_gates(qkv_btf);
+        ([q_bthd, k_btgd, v_btgd], Some(gates_bthd))
+    }
+
+    /// Queries, and keys that are the values too, unless those of another layer are `used`.
+    fn projected_apart(
+        &self,
+        x_btc: Recomputable<3>,
+        used: Option<[Tensor<4>; 2]>,
+        store: Option<&WeightGradientStore>,
+    ) -> [Tensor<4>; 3] {
+        let d = self.settings.packed.head_size;
+        let of = |linear: &Linear| {
+            let y_btf = linear.forward(x_btc.clone(), store);
+            let [b, t, f] = y_btf.dims();
+            y_btf.reshape([b, t, f / d, d])
+        };
+        let q_bthd = of(self.linear_q_proj.as_ref().expect("a layer without a fused projection has one of queries"));
+        let [k_btgd, v_btgd] = used.unwrap_or_else(|| {
+            let k_btgd = of(self.linear_k_proj.as_ref().expect("keys are the layer's own or another's"));
+            [k_btgd.clone(), k_btgd]
+        });
+        [q_bthd, k_btgd, v_btgd]
+    }
+
     /// Queries, keys and values, normalized and rotated, and the gates of the same projection.
     fn heads(
         &self,
-        qkv_btf: Tensor<3>,
+        ([q_bthd, k_btgd, v_btgd], gates_bthd): ([Tensor<4>; 3], Option<Tensor<4>>),
         rotary: Option<(&RotaryTable, &Positions)>,
         positions: &Positions,
         regions: &Regions,
     ) -> (Heads, Option<Tensor<4>>) {
-        let (q_bthd, gates_bthd, k_btgd, v_btgd) = if self.settings.fused_gates {
-            let [q_bthd, gates_bthd, k_btgd, v_btgd] = self.settings.packed.unpack_with_gates(qkv_btf);
-            (q_bthd, Some(gates_bthd), k_btgd, v_btgd)
-        } else {
-            let [q_bthd, k_btgd, v_btgd] = self.settings.packed.unpack_with_values(qkv_btf, self.settings.value_size);
-            (q_bthd, None, k_btgd, v_btgd)
+        let rotated = |x_bthd: Tensor<4>| match rotary {
+            Some((table, positions)) => apply_rotary(x_bthd, table, positions),
+            None => x_bthd,
         };
-        let rotated = |heads: [Tensor<4>; 2]| match rotary {
-            Some((table, positions)) => heads.map(|x_bthd| apply_rotary(x_bthd, table, positions)),
-            None => heads,
+        let alone = |x_bthd, norm| match self.settings.norm_after_rope {
+            false => rotated(self.limited(self.normalized(x_bthd, norm))),
+            true => self.normalized(rotated(self.limited(x_bthd)), norm),
         };
-        let (heads, v_btgd) = ([q_bthd, k_btgd], self.limited(v_btgd));
-        let v_btgd = if self.settings.value_scale == 1.0 { v_btgd } else { v_btgd * self.settings.value_scale };
-        let limited = |heads: [Tensor<4>; 2]| heads.map(|x_bthd| self.limited(x_bthd));
-        let [q_bthd, k_btgd] = match self.settings.norm_after_rope {
-            false => rotated(limited(self.normalized(heads, regions))),
-            true => self.normalized(rotated(limited(heads)), regions),
+        let (q_bthd, k_btgd, v_btgd) = match (&self.q_layernorm, &self.k_layernorm) {
+            _ if !self.makes_keys() => (alone(q_bthd, &self.q_layernorm), k_btgd, v_btgd),
+            (Some(of_queries), Some(of_keys)) if self.settings.norm_scope == QkNormScope::Projection => {
+                let normalized = |heads: [Tensor<4>; 2]| {
+                    let mut norms = [of_queries, of_keys].into_iter();
+                    let parts = heads.map(|x_bthd| (norms.next().expect("queries and keys"), x_bthd));
+                    normalized_over_ranks(parts, self.settings.all_heads, regions)
+                };
+                let heads = [q_bthd, k_btgd];
+                let [q_bthd, k_btgd] = match self.settings.norm_after_rope {
+                    false => normalized(heads).map(|x_bthd| rotated(self.limited(x_bthd))),
+                    true => normalized(heads.map(|x_bthd| rotated(self.limited(x_bthd)))),
+                };
+                (q_bthd, k_btgd, self.values(v_btgd))
+            }
+            (of_queries, of_keys) => (alone(q_bthd, of_queries), alone(k_btgd, of_keys), self.values(v_btgd)),
         };
         let q_bthd = query_scale::scaled(q_bthd, self.settings.query_scale, positions);
         (Heads { q_bthd, k_btgd, v_btgd }, gates_bthd)
+    }
+
+    /// Values of the projection as attention reads them.
+    fn values(&self, v_btgd: Tensor<4>) -> Tensor<4> {
+        let v_btgd = scaled(self.limited(v_btgd), self.settings.value_scale);
+        match self.settings.value_norm {
+            Some(epsilon) => l2_normalized(v_btgd, epsilon),
+            None => v_btgd,
+        }
     }
 
     /// Values within the layer's limit on both sides.
@@ -460,19 +558,13 @@ impl SelfAttention {
         }
     }
 
-    /// Queries and keys, `[b, t, heads, d]`, by the norms of the layer.
-    fn normalized(&self, [q_bthd, k_btgd]: [Tensor<4>; 2], regions: &Regions) -> [Tensor<4>; 2] {
-        if let Some(epsilon) = self.settings.l2_norm {
-            return [l2_normalized(q_bthd, epsilon), l2_normalized(k_btgd, epsilon)];
-        }
-        let (Some(of_queries), Some(of_keys)) = (&self.q_layernorm, &self.k_layernorm) else { return [q_bthd, k_btgd] };
-        match self.settings.norm_scope {
-            QkNormScope::Head => [of_queries.forward(q_bthd), of_keys.forward(k_btgd)],
-            QkNormScope::EachHead => [of_queries.forward_each_head(q_bthd), of_keys.forward_each_head(k_btgd)],
-            QkNormScope::Projection => {
-                let parts = [(of_queries, q_bthd), (of_keys, k_btgd)];
-                normalized_over_ranks(parts, self.settings.all_heads, regions)
-            }
+    /// Queries or keys, `[b, t, heads, d]`, by the norm of a head, if the layer has one.
+    fn normalized(&self, x_bthd: Tensor<4>, norm: &Option<Norm>) -> Tensor<4> {
+        match (norm, self.settings.l2_norm) {
+            (Some(norm), _) if self.settings.norm_scope == QkNormScope::EachHead => norm.forward_each_head(x_bthd),
+            (Some(norm), _) => norm.forward(x_bthd),
+            (None, Some(epsilon)) => l2_normalized(x_bthd, epsilon),
+            (None, None) => x_bthd,
         }
     }
 }

@@ -13,6 +13,7 @@ use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
 use super::init::InitialValues;
 use super::norm::{Norm, statistics};
+use super::per_layer::PerLayerEmbedding;
 use super::regions::{Regions, leave_exchanges};
 use super::residual::scaled;
 use crate::architecture::config::{DecoderConfig, PositionEmbedding};
@@ -71,6 +72,7 @@ pub(crate) struct Embedding {
     position_embeddings: Option<Table>,
     /// Norm of the sum of both.
     layernorm: Option<Norm>,
+    per_layer: Option<PerLayerEmbedding>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
     /// Factor on the words' rows.
@@ -94,6 +96,7 @@ impl Embedding {
             word_embeddings: Self::words_at(config, scope),
             position_embeddings: learned.then(positions),
             layernorm: config.embedding_norm.then(|| Norm::new(config.norm, config.hidden_size, scope, "layernorm")),
+            per_layer: config.per_layer.map(|per_layer| PerLayerEmbedding::new(config, per_layer, scope)),
             vocab_size: config.padded_vocab_size,
             multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
@@ -112,7 +115,11 @@ impl Embedding {
             exchanges: leave_exchanges(c * work.collective_bytes, work),
             ..SegmentCost::default()
         };
-        if config.embedding_norm { embedding.and(statistics(config.norm, rows)) } else { embedding }
+        let embedding = if config.embedding_norm { embedding.and(statistics(config.norm, rows)) } else { embedding };
+        match config.per_layer {
+            Some(per_layer) => embedding.and(PerLayerEmbedding::cost(config, per_layer, work)),
+            None => embedding,
+        }
     }
 
     /// The word embedding of the embedding at `scope`: the embedding's own, or the copy of a tied
@@ -126,6 +133,12 @@ impl Embedding {
     /// The word embedding.
     pub fn word_embeddings(&self) -> &Table {
         &self.word_embeddings
+    }
+
+    /// The vectors of all layers, `[b, this rank's tokens, layers * p]`, of tokens `[b, t]` whose
+    /// residual stream is `x_btc`, for models that have them.
+    pub fn per_layer_inputs(&self, ids_bt: Tensor<2, Int>, x_btc: &Tensor<3>, regions: &Regions) -> Option<Tensor<3>> {
+        self.per_layer.as_ref().map(|per_layer| per_layer.forward(ids_bt, x_btc.clone(), regions))
     }
 
     /// `[b, t]` -> the residual stream, `[b, t, c]`, or several side by side.

@@ -63,9 +63,9 @@ pub(crate) fn block_flops(config: &DecoderConfig, tokens: f64, f: usize) -> f64 
 }
 
 impl Mlp {
-    /// Cost of a dense block.
-    pub fn cost(config: &DecoderConfig, work: &Workload) -> SegmentCost {
-        let (f, c) = (config.ffn_hidden_size, config.hidden_size as u64);
+    /// Cost of a dense block of width `f` over all ranks.
+    pub fn cost(config: &DecoderConfig, f: usize, work: &Workload) -> SegmentCost {
+        let c = config.hidden_size as u64;
         let (rows, width) = (work.tokens(), f / work.place.tensor.size);
         let inside = inner_bytes(config, rows, width, work);
         let stream = work.tokens() * c * work.activation_bytes;

@@ -8,6 +8,7 @@
 //! | `key_values`, `recurrent_state` | generation states: KV cache, state of a recurrent block |
 //! | `mla` | attention by latent vectors |
 //! | `output_gate`, `query_scale` | gates on attention's output, factors on queries by position |
+//! | `per_layer` | per-layer embeddings, and the branch that they gate |
 //! | `moe` | mixture of experts |
 //! | `ssm` | the state space blocks of Mamba-2 and of the first Mamba |
 //! | `short_conv` | a short convolution between two gates |
@@ -37,6 +38,7 @@ pub(crate) mod mlp;
 pub(crate) mod moe;
 pub(crate) mod norm;
 pub(crate) mod output_gate;
+pub(crate) mod per_layer;
 pub(crate) mod query_scale;
 pub(crate) mod recompute;
 pub(crate) mod recurrent_state;

@@ -95,7 +95,8 @@ impl Norm {
         (if is_narrower { normed.tensor.cast(dtype).into() } else { normed }, x)
     }
 
-    fn dtype(&self) -> FloatDType {
+    /// Dtype of the layers, which is the weight's.
+    pub fn dtype(&self) -> FloatDType {
         self.weight.as_ref().map_or(self.dtype, |weight| FloatDType::from(weight.val().dtype()))
     }
 

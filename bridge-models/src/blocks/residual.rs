@@ -172,6 +172,6 @@ impl Residual<'_> {
 }
 
 /// `x` times a factor.
-pub(crate) fn scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
+pub(crate) fn scaled<const D: usize>(x: Tensor<D>, factor: f64) -> Tensor<D> {
     if factor == 1.0 { x } else { x * factor }
 }

@@ -152,6 +152,10 @@ pub(crate) fn inverse_frequencies(rope: &RopeConfig, head_size: usize, sequences
     match &rope.scaling {
         None | Some(RopeScaling::Ntk { .. }) => powers.map(|power| 1.0 / power).collect(),
         Some(RopeScaling::Linear { factor }) => powers.map(|power| 1.0 / power / *factor as f32).collect(),
+        Some(RopeScaling::Proportional { share }) => {
+            let turning = (share * rotated as f64 / 2.0) as usize;
+            powers.enumerate().map(|(pair, power)| if pair < turning { 1.0 / power } else { 0.0 }).collect()
+        }
         Some(RopeScaling::Llama3 {
             factor,
             low_freq_factor,
@@ -238,7 +242,13 @@ impl RopeConfig {
     /// Factor on cosines and sines, and so on the rotated part of queries and keys.
     pub fn attention_factor(&self) -> f64 {
         match &self.scaling {
-            None | Some(RopeScaling::Linear { .. } | RopeScaling::Ntk { .. } | RopeScaling::Llama3 { .. }) => 1.0,
+            None
+            | Some(
+                RopeScaling::Linear { .. }
+                | RopeScaling::Ntk { .. }
+                | RopeScaling::Proportional { .. }
+                | RopeScaling::Llama3 { .. },
+            ) => 1.0,
             Some(RopeScaling::LongRope { attention_factor, .. }) => *attention_factor,
             Some(RopeScaling::Yarn(yarn)) => match (yarn.attention_factor, yarn.mscale, yarn.mscale_all_dim) {
                 (Some(factor), ..) => factor,
@@ -259,6 +269,7 @@ impl RopeConfig {
             | Some(
                 RopeScaling::Linear { .. }
                 | RopeScaling::Ntk { .. }
+                | RopeScaling::Proportional { .. }
                 | RopeScaling::Llama3 { .. }
                 | RopeScaling::Yarn(_),
             ) => None,
@@ -324,6 +335,14 @@ mod tests {
     #[test]
     fn percent_rotates_a_part() {
         assert_eq!(inverse_frequencies(&RopeConfig { percent: 0.25, ..plain() }, 40, Sequences::Short).len(), 5);
+    }
+
+    #[test]
+    fn a_share_of_the_pairs_turns_by_the_frequencies_of_the_whole_head() {
+        let scaled = RopeConfig { scaling: Some(RopeScaling::Proportional { share: 0.3 }), ..plain() };
+        let (found, whole) =
+            (inverse_frequencies(&scaled, 22, Sequences::Short), inverse_frequencies(&plain(), 22, Sequences::Short));
+        assert_eq!(found, [&whole[..3], &[0.0; 8]].concat());
     }
 
     #[test]

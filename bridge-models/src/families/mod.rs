@@ -24,6 +24,7 @@ mod former;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma4;
 mod glm;
 mod glm4;
 mod glm4_moe;
@@ -111,6 +112,7 @@ pub const FAMILIES: &[&Family] = &[
     &granite::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gemma4::FAMILY,
     &cohere2::FAMILY,
     &glm4::FAMILY,
     &t5::FAMILY,

@@ -48,6 +48,7 @@ pub(crate) const TEXT_CLASSES: &[TextClass] = &[
     sized("gemma", "gemma", [256_000, 3072, 24_576, 28, 16, 16], &[("head_dim", "256")]),
     sized("gemma2", "gemma2", [256_000, 2304, 9216, 26, 8, 4], &[]),
     sized("gemma3_text", "gemma3_text", [262_208, 2304, 9216, 26, 8, 4], &[]),
+    sized("gemma4_text", "gemma4_text", [262_144, 2304, 9216, 30, 8, 0], &[]),
     sized("qwen2", "qwen2", [151_936, 4096, 22_016, 32, 32, 32], &[]),
     sized("qwen3", "qwen3", [151_936, 4096, 22_016, 32, 32, 32], &[("head_dim", "128")]),
     sized(

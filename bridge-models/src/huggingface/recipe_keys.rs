@@ -40,6 +40,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("mhc_sinkhorn_iterations", &["hc_sinkhorn_iters"]),
     ("mhc_epsilon", &["hc_eps"]),
     ("mhc_output_magnitude", &["hc_magnitude"]),
+    ("rope_proportional_share", &["*.partial_rotary_factor"]),
     ("clip_qkv", &["attn_config.clip_qkv"]),
     ("query_scale_beta", &["*.llama_4_scaling_beta", "attn_scale"]),
     ("query_scale_length", &["*.original_max_position_embeddings", "floor_scale"]),

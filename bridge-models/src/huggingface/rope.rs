@@ -196,7 +196,10 @@ pub(crate) fn read_table(
     };
     // Frequencies that are scaled are as many as the key says, and fit no whole head.
     let unrotated = "1.0: this family rotates whole heads";
-    let is_known = form.percent.is_some() || scaling.is_none() || percent.is_none_or(|percent| percent == 1.0);
+    let is_known = form.percent.is_some()
+        || matches!(scaling, Some(RopeScaling::Proportional { .. }))
+        || scaling.is_none()
+        || percent.is_none_or(|percent| percent == 1.0);
     let place = table.filter(|table| table.get("partial_rotary_factor").is_some()).unwrap_or(fields);
     place.require(is_known, "partial_rotary_factor", &percent.unwrap_or(1.0).to_string(), unrotated)?;
     Ok(RopeConfig {
@@ -378,6 +381,9 @@ pub(crate) fn parameters(rope: &RopeConfig) -> Value {
         None => json!({ "rope_type": "default" }),
         Some(RopeScaling::Linear { factor }) => json!({ "rope_type": "linear", "factor": factor }),
         Some(RopeScaling::Ntk { alpha }) => json!({ "rope_type": "dynamic", "alpha": alpha, "factor": 1.0 }),
+        Some(RopeScaling::Proportional { share }) => {
+            json!({ "rope_type": "proportional", "partial_rotary_factor": share })
+        }
         Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings }) => {
             json!({
                 "rope_type": "llama3",
@@ -451,6 +457,11 @@ fn scaling(
         Some("linear") => {
             let factor = table.required_number("factor")?;
             Ok(Some(RopeScaling::Linear { factor }).filter(|_| factor != 1.0))
+        }
+        Some("proportional") => {
+            table.only("factor", &json!(1.0))?;
+            let share = table.number("partial_rotary_factor")?.unwrap_or(1.0);
+            Ok(Some(RopeScaling::Proportional { share }).filter(|_| share != 1.0))
         }
         Some("llama3") => {
             let factor = table.required_number("factor")?;

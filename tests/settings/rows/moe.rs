@@ -28,6 +28,8 @@ fn router() -> Vec<Row> {
         row("model.moe_router_bias_update_rate", &moving, &["0", "0.001", "0.05"]).moves("params"),
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
         row("model.moe_linear_bias", &moe(), &["false", "true"]).moves("grad_norm_1 shapes slices"),
+        switch("model.moe_dense_beside", &moe()).moves("loss_1 flops shapes slices"),
+        switch("model.moe_router_scales", &moe()).moves("loss_1 shapes slices"),
         switch("model.moe_router_bias", &moe()).moves("loss_1 shapes slices"),
         switch("model.freeze_moe_router", &moe()).moves("grad_norm_1 flops shapes slices"),
     ]

@@ -26,13 +26,14 @@ const PRESETS: [&str; 4] = ["nano-gpt2", "nano-llama", "smol-135m", "gpt2-124m"]
 /// Presets that are too large for a CPU, and measured only if named.
 const LARGE_PRESETS: [&str; 2] = ["llama-1b", "llama-8b-4l"];
 /// Presets of Bridge that `peer_torch.py` does not have, because they are for another peer.
-const OF_OTHER_PEERS: [&str; 9] = [
+const OF_OTHER_PEERS: [&str; 10] = [
     "nano-gemma",
     "moe-8x",
     "mamba2-20m",
     "qwen3-next-20m",
     "lfm2-20m",
     "glm4-moe-8x",
+    "gemma4-20m",
     "smol-135m-full",
     "smol-135m-lora",
     "smol-135m-dora",

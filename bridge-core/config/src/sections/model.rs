@@ -89,6 +89,11 @@ section! {
         /// a head (ours).
         rope_ntk_alpha: Option<f64> = None, Limits::ABOVE_ZERO, needs(ROPE),
             excludes("model.rope_scaling | model.seq_len_interpolation_factor: both change the rotary frequencies");
+        /// Share of the pairs of a head that turn, the first ones, by the frequencies of the whole
+        /// head; windowed layers with a base of their own turn all (ours).
+        rope_proportional_share: Option<f64> = None, Limits::SHARE,
+            needs("model.position_embedding_type = rope"),
+            excludes("model.rope_scaling | model.seq_len_interpolation_factor | model.rope_ntk_alpha: all change the rotary frequencies");
         /// Factor by which yarn extends the context.
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN), given_with(YARN);
         /// Sequence length at which the model was trained before yarn.
@@ -151,6 +156,16 @@ section! {
             => not_built("recompute of streams over several layers; a block's weights and sums are always recomputed");
         /// Factor on the word embedding's output (upstream: in its Gemma providers).
         embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Size of the vector that each layer has of each token beside the residual stream (per-layer
+        /// embeddings); null has none (ours).
+        hidden_size_per_layer_input: Option<usize> = None, Limits::SIZE;
+        /// Rows of the table of these vectors; null is `vocab_size`. Tokens beyond it have those of
+        /// token 0 (ours).
+        vocab_size_per_layer_input: Option<usize> = None, Limits::SIZE,
+            needs("model.hidden_size_per_layer_input");
+        /// Multiply the residual stream at the end of each layer by a number that is not trained
+        /// (ours).
+        layer_scalar: bool = false;
         /// Factor on the logits (ours).
         logit_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Normalize query and key.
@@ -159,6 +174,15 @@ section! {
         qk_layernorm_scope: QkNormScope = QkNormScope::Head, idle_unless("model.qk_layernorm");
         /// Normalize query and key by their root mean square, without weights.
         qk_l2_norm: bool = false;
+        /// Normalize values by their root mean square, without weights (ours).
+        v_l2_norm: bool = false;
+        /// Values of layers without a window are their keys, before norm and rotation (ours).
+        attention_k_eq_v: bool = false;
+        /// Last layers that use keys and values of the last layer before them that has a window, or
+        /// none, as they do (ours).
+        num_kv_shared_layers: usize = 0, COUNT_OR_ZERO;
+        /// MLPs of these layers are twice as wide (ours).
+        use_double_wide_mlp: bool = false, needs("model.num_kv_shared_layers");
         /// Normalize query and key after the rotation, only in layers with rotary embedding (ours).
         qk_layernorm_after_rope: bool = false, needs("model.qk_layernorm | model.qk_l2_norm"), needs(ROTATED);
         /// One more score in the softmax of each head, learned and without a value (ours; upstream
@@ -679,6 +703,13 @@ section! {
         moe_linear_bias: Option<bool> = None;
         /// Width of all shared experts.
         moe_shared_expert_intermediate_size: Option<usize> = None, Limits::SIZE;
+        /// A dense MLP beside the experts of a layer, each with norms of its own (ours).
+        moe_dense_beside: bool = false,
+            needs("model.norm_placement = before | = sandwich"),
+            needs("model.block_order = sequential");
+        /// The router reads the stream divided by its root mean square, with learned factors, and
+        /// the weights of experts have learned factors too (ours).
+        moe_router_scales: bool = false;
         /// Gate of the shared expert.
         moe_shared_expert_gate: bool = false, needs("model.moe_shared_expert_intermediate_size");
         refused moe_shared_expert_overlap = false, "Overlap of the shared expert."

@@ -8,6 +8,7 @@ use bridge_kernels::offload::Module;
 use crate::architecture::config::{DecoderConfig, MoeConfig};
 use crate::blocks::linear::flops;
 use crate::blocks::mlp::{block_flops, block_operands, inner_bytes, kept_inner_bytes, unit_bytes};
+use crate::blocks::norm::statistics;
 use crate::blocks::regions::{enter_exchanges, exchange, leave_exchanges};
 use bridge_core::config::TokenDispatcher;
 
@@ -27,6 +28,9 @@ pub(super) fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> 
     // The normalized tokens, router logits and probabilities.
     let (of_router, weighted) = (2 * local * moe.num_choices() as u64 * FLOAT32, local * topk * w * a);
     let mut kept = local * c * a + of_router;
+    if moe.scaled_router {
+        kept += local * c * a + statistics(config.norm, local).kept;
+    }
     // Rows that arrive at the experts of this rank, and results that return to be weighted.
     let arriving = routed * expert_ranks * w * a;
     kept += work.input_alone(routed * expert_ranks * w) + weighted;

@@ -6,6 +6,7 @@
 //! | `router` | scores of experts |
 //! | `choice` | top-k selection of experts |
 //! | `balance` | auxiliary losses, Sinkhorn's normalization |
+//! | `beside` | a dense block beside experts |
 //! | `capacity` | assignments dropped above the capacity of an expert |
 //! | `cost` | FLOPs, bytes and messages |
 //! | `dispatch` | tokens to the ranks that hold their experts, and back |
@@ -15,6 +16,7 @@
 //! Further shape letters: `e` experts, `k` experts a token, `m` rows that a rank's experts work on.
 
 mod balance;
+mod beside;
 mod capacity;
 mod choice;
 mod cost;
@@ -32,6 +34,7 @@ use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::activation::sigmoid;
 
+pub(crate) use self::beside::DenseAndExperts;
 pub(crate) use self::input::MoeInput;
 use self::router::{Router, Routing};
 use self::rows::take_rows;
@@ -142,21 +145,23 @@ impl Moe {
         cost::cost(config, moe, work)
     }
 
-    /// `[b, t, c]` of the residual stream -> the same.
-    pub fn forward(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+    /// `[b, t, c]` of the residual stream -> the same. The router reads `scored_btc`, if it is
+    /// given, in place of the experts' input.
+    pub fn forward(&self, x_btc: Tensor<3>, scored_btc: Option<Tensor<3>>, input: &MoeInput) -> Tensor<3> {
+        let logits_bte = self.router.logits(scored_btc.unwrap_or_else(|| x_btc.clone()), input);
         if input.regions.shards_experts_alike() {
-            self.forward_in_region(x_btc, input)
+            self.forward_in_region(x_btc, logits_bte, input)
         } else {
-            self.forward_on_own_tokens(x_btc, input)
+            self.forward_on_own_tokens(x_btc, logits_bte, input)
         }
     }
 
     /// Experts, shared or not, are cut over the tensor-parallel ranks: one region has them all.
-    fn forward_in_region(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+    fn forward_in_region(&self, x_btc: Tensor<3>, logits_bte: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let regions = input.regions;
         // Each tensor-parallel rank has a part of every expert it shares, so its gradients of
         // scores are terms of a sum.
-        let logits_bte = regions.enter(self.router.logits(x_btc.clone(), input));
+        let logits_bte = regions.enter(logits_bte);
         let Some(latent) = &self.latent else {
             let x_btc = regions.enter(x_btc);
             let shape = x_btc.dims();
@@ -177,9 +182,9 @@ impl Moe {
 
     /// Experts are cut over other ranks than all else, or not at all: each rank routes the tokens
     /// of its residual stream, and the ranks that share experts show each other theirs.
-    fn forward_on_own_tokens(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
+    fn forward_on_own_tokens(&self, x_btc: Tensor<3>, logits_bte: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let (regions, group) = (input.regions, input.regions.expert_tensor());
-        let routing = self.router.route(self.router.logits(x_btc.clone(), input), input);
+        let routing = self.router.route(logits_bte, input);
         let narrow = |latent: &Latent| latent.fc1_latent_proj.forward(x_btc.clone(), None);
         let routed_btc = self.latent.as_ref().map_or_else(|| x_btc.clone(), narrow);
         let shape = routed_btc.dims();

@@ -31,10 +31,10 @@
 
 use bridge_core::config::RouterDType;
 use bridge_core::model::{Component, GradientScope, Initial, ParameterRole, Scope, TensorPartition};
-use bridge_kernels::linear;
 use bridge_kernels::vjp::attach;
+use bridge_kernels::{linear, rms_norm};
 use burn::module::{Module, Param};
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 
 use super::balance::{Coefficients, WholeBatch, sinkhorn};
 use super::capacity::Capacity;
@@ -51,6 +51,10 @@ pub(super) struct Router {
     bias: Option<Param<Tensor<1>>>,
     /// Added to the scores for the choice, `[e]`.
     expert_bias: Option<Param<Tensor<1>>>,
+    /// Factors of the norm of the input, `[c]`, and on the weights of experts, `[e]`.
+    scales: Option<[Param<Tensor<1>>; 2]>,
+    #[module(skip)]
+    norm_epsilon: f64,
     #[module(skip)]
     settings: Settings,
     #[module(skip)]
@@ -83,10 +87,17 @@ impl Router {
         let trained = if moe.freeze_router { &frozen } else { &scope };
         // As upstream, and as the family that has such biases.
         let bias = || trained.parameter("bias", [moe.num_choices()], cut, initial, ParameterRole::Bias);
+        // Each tensor-parallel rank has a part of the experts' outputs, whose weights these are.
+        let own = TensorPartition::Replicated(GradientScope::OwnPart);
+        let scale = |name, size, cut| trained.parameter(name, [size], cut, Initial::Ones, ParameterRole::Norm);
         Self {
             weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
             bias: moe.router_bias.then(bias),
             expert_bias: moe.expert_bias.then(expert_bias),
+            scales: moe
+                .scaled_router
+                .then(|| [scale("input_scale", config.hidden_size, cut), scale("expert_scale", moe.num_experts, own)]),
+            norm_epsilon: config.norm.epsilon,
             settings: Settings::new(moe),
             coefficients: Coefficients::new(moe),
             training: TrainingSettings::new(moe),
@@ -96,6 +107,13 @@ impl Router {
     /// Scores, `[b, t, c]` of the residual stream -> `[b, t, e]`, float32 or float64.
     pub fn logits(&self, x_btc: Tensor<3>, input: &MoeInput) -> Tensor<3> {
         let (weight_ec, bias_e) = (self.weight.val(), self.bias.as_ref().map(|bias_e| bias_e.val()));
+        let x_btc = match &self.scales {
+            Some([scale_c, _]) => {
+                let factor = (x_btc.dims()[2] as f64).powf(-0.5);
+                rms_norm(x_btc, scale_c.val() * factor, self.norm_epsilon)
+            }
+            None => x_btc,
+        };
         let x_btc = self.training.with_noise(x_btc, input);
         let in_dtype = |x_btc, dtype| {
             linear(
@@ -150,6 +168,15 @@ impl Router {
             let d_scores = TensorData::new(d_scores, [b, t, e]).convert_dtype(dtype);
             vec![Tensor::<3>::from_data(d_scores, (&device, dtype)).into_dispatch()]
         });
+        let weights_nk = match &self.scales {
+            Some([_, scale_e]) => {
+                // Choices that were dropped have a weight of zero.
+                let places = experts_nk.iter().map(|expert| (*expert).min(num_experts - 1) as i64).collect::<Vec<_>>();
+                let places = Tensor::<1, Int>::from_data(TensorData::new(places, [n * k]), &weights_nk.device());
+                weights_nk * scale_e.val().cast(FloatDType::F32).select(0, places).reshape([n, k])
+            }
+            None => weights_nk,
+        };
         Routing { weights_nk, experts_nk, num_experts }
     }
 }

@@ -40,6 +40,8 @@ fn router(moe: &MoeConfig, device: &Device) -> Router {
         weight: Param::from_tensor(Tensor::zeros([E, 2], device)),
         bias: None,
         expert_bias: None,
+        scales: None,
+        norm_epsilon: 1e-5,
         settings: Settings::new(moe),
         coefficients: Coefficients::new(moe),
         training: TrainingSettings::new(moe),

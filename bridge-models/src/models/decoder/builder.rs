@@ -36,8 +36,9 @@ impl DecoderConfig {
 }
 
 /// Settings of attention that ask for nothing by default.
-const OF_ATTENTION: [&str; 14] = [
+const OF_ATTENTION: [&str; 17] = [
     "add_qkv_bias",
+    "attention_k_eq_v",
     "attention_output_gate",
     "attention_sinks",
     "attention_value_scale",
@@ -47,7 +48,9 @@ const OF_ATTENTION: [&str; 14] = [
     "qk_l2_norm",
     "qk_layernorm",
     "query_scale_beta",
+    "num_kv_shared_layers",
     "softmax_scale",
+    "v_l2_norm",
     "value_channels",
     "window_attn_skip_freq",
     "window_size",

@@ -134,7 +134,7 @@ impl HybridLayer {
         let block = match hybrid.layers[index] {
             HybridBlock::Mamba => Mamba::cost(config, hybrid, work),
             HybridBlock::Attention => SelfAttention::cost(config, index, work),
-            HybridBlock::Mlp => Mlp::cost(config, work),
+            HybridBlock::Mlp => Mlp::cost(config, config.ffn_hidden_size, work),
             HybridBlock::Moe => Moe::cost(config, config.moe.as_ref().expect("validated"), work),
             HybridBlock::Selective => SelectiveMamba::cost(config, &hybrid.mamba, work),
             HybridBlock::ShortConv => ShortConv::cost(config, &hybrid.short_conv, work),
@@ -198,7 +198,7 @@ impl HybridLayer {
 
     /// `[b, t, c]` -> the same. `beside` are the tensors that pass beside the stream.
     pub fn forward(&self, x_btc: Tensor<3>, input: LayerInput, beside: &mut Boundary) -> Tensor<3> {
-        let LayerInput { attention, attention_key, mlp, mlp_key, shared } = input;
+        let LayerInput { attention, attention_key, mlp, mlp_key, shared, .. } = input;
         let (factors, regions) = (self.factors, mlp.regions);
         let residual = Residual {
             regions,
@@ -241,7 +241,7 @@ impl HybridLayer {
                 (mlp_key, (Box::new(run), factors.mlp_output))
             }
             Mixer::Moe(block) => {
-                let run = move |x: Recomputable<3>| BlockOutput::Computed(block.forward(x.tensor, &mlp));
+                let run = move |x: Recomputable<3>| BlockOutput::Computed(block.forward(x.tensor, None, &mlp));
                 (mlp_key, (Box::new(run), 1.0))
             }
         };

@@ -10,6 +10,7 @@
 //! | `model` | [`Decoder`]: the loop over layers, as segments |
 //! | `listing` | the linear layers of a model |
 //! | `mtp` | layers of multi-token prediction (MTP) |
+//! | `passing` | tensors that pass layers beside the residual stream |
 //! | `builder` | kinds `gpt` and `mamba` for the model registry |
 //! | `presets` | the benchmark's shapes |
 //!
@@ -22,6 +23,7 @@ mod hybrid_layer;
 pub(crate) mod listing;
 mod model;
 mod mtp;
+mod passing;
 pub mod presets;
 mod shared_block;
 mod transformer_layer;
@@ -31,8 +33,8 @@ mod tests;
 
 pub use crate::architecture::choices::{LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
-    DecoderConfig, EncoderConfig, LatentConfig, LinearAttentionConfig, MoeConfig, NormConfig, PositionEmbedding,
-    QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig, StreamsConfig, WindowedConfig,
+    DecoderConfig, EncoderConfig, LatentConfig, LinearAttentionConfig, MoeConfig, NormConfig, PerLayerConfig,
+    PositionEmbedding, QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig, StreamsConfig, WindowedConfig,
 };
 pub use crate::architecture::hybrid::{
     BlockFactors, HybridBlock, HybridConfig, MambaConfig, SharedConfig, ShortConvConfig,

@@ -18,11 +18,12 @@ use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::decoder_layer::DecoderLayer;
 use super::mtp::{self, MultiTokenPrediction};
+use super::passing::{PER_LAYER_INPUTS, Passing, Place, with_passing};
 use super::shared_block::SharedBlock;
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::derived::WORDS;
-use crate::blocks::attention::AttentionInput;
+use crate::blocks::attention::{AttentionInput, SharedKeyValues};
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
 use crate::blocks::head::{
     HeadOutputs, LastOutputs, Projection, Targets, cost as head_cost, cost_replaced, logits, loss_sum,
@@ -65,6 +66,9 @@ pub struct Decoder {
     carried: Vec<Vec<&'static str>>,
     #[module(skip)]
     settings: Settings,
+    /// Tensors that pass layers beside the residual stream.
+    #[module(skip)]
+    passing: Vec<Passing>,
     #[module(skip)]
     regions: Regions,
 }
@@ -107,6 +111,8 @@ struct Settings {
     stream_size: usize,
     /// Dtype of the residual stream.
     dtype: FloatDType,
+    /// Dtype of the parameters.
+    params_dtype: FloatDType,
     logit_multiplier: f64,
     logit_softcap: Option<f64>,
     /// Rows of the whole vocabulary.
@@ -221,7 +227,10 @@ fn cost(
     match segment.role {
         SegmentRole::Embedding => Embedding::cost(config, work),
         part @ (SegmentRole::Attention | SegmentRole::Mlp | SegmentRole::Moe | SegmentRole::Layer) => {
-            DecoderLayer::cost(config, segment.layer.expect("parts of layers have a number"), part, work)
+            let layer = segment.layer.expect("parts of layers have a number");
+            let block = DecoderLayer::cost(config, layer, part, work);
+            let is_second = matches!(part, SegmentRole::Mlp | SegmentRole::Moe);
+            with_passing(block, config, (layer, usize::from(is_second)), work)
         }
         SegmentRole::StackEnd => panic!("a decoder is one stack"),
         SegmentRole::Head => {
@@ -273,6 +282,7 @@ impl Decoder {
                 first_layer: layers.start,
                 stream_size: config.stream_size(),
                 dtype: if config.fp32_residual { FloatDType::F32 } else { context.params_dtype },
+                params_dtype: context.params_dtype,
                 logit_multiplier: config.factor_on_logits(),
                 logit_softcap: config.logit_softcap,
                 vocab_size: config.padded_vocab_size,
@@ -280,16 +290,47 @@ impl Decoder {
                 embedding_multiplier: config.embedding_multiplier,
                 embedding_dropout: config.embedding_dropout,
             },
+            passing: Passing::of(config, &context.parallel.place()),
             regions: Regions::new(&context.parallel),
         }
     }
 
-    fn layer(&self, local: usize, part: usize, mut boundary: Boundary, context: &ForwardContext) -> Boundary {
+    /// Runs a part of a layer with tensors that pass by: `forward` maps the residual stream.
+    fn layer(
+        &self,
+        (layer, part): Place,
+        mut boundary: Boundary,
+        input: LayerInput,
+        forward: impl FnOnce(Tensor<3>, LayerInput, &mut Boundary) -> Tensor<3>,
+    ) -> Boundary {
         let x_btc = boundary.take_hidden_states();
-        let input = self.layer_input(self.settings.first_layer + local, context);
-        let block = &self.decoder.layers[local];
-        let x_btc = block.forward(block.parts()[part], x_btc, input, &mut boundary);
-        boundary.with(HIDDEN_STATES, x_btc)
+        let vectors = |all_btv: &Tensor<3>| {
+            let size = all_btv.dims()[2] / self.settings.num_layers;
+            all_btv.clone().narrow(2, layer * size, size)
+        };
+        let per_layer = boundary.get(PER_LAYER_INPUTS).map(vectors);
+        let of_attention = || self.passing.iter().filter(|_| part == 0);
+        let used = of_attention().filter_map(|passing| passing.used_by(layer, boundary.get(passing.name)?));
+        let (used, mut left) = (used.collect::<Vec<_>>(), None);
+        let names: Vec<_> = of_attention().filter(|passing| passing.is_made_by(layer)).map(|made| made.name).collect();
+        let shared = match <[Tensor<4>; 2]>::try_from(used) {
+            Ok(used) => SharedKeyValues::Used(used),
+            Err(_) if names.is_empty() => SharedKeyValues::None,
+            Err(_) => SharedKeyValues::Left(&mut left),
+        };
+        let attention = AttentionInput { shared, ..input.attention };
+        let x_btc = forward(x_btc, LayerInput { attention, per_layer, ..input }, &mut boundary);
+        let made = names.into_iter().zip(left.into_iter().flatten());
+        let mut boundary = made.fold(boundary.with(HIDDEN_STATES, x_btc), |boundary, (name, x_btgd)| {
+            boundary.with(name, x_btgd.flatten(2, 3))
+        });
+        let next = if part + 1 < self.part_count() { (layer, part + 1) } else { (layer + 1, 0) };
+        for passing in self.passing.iter().filter(|passing| !passing.is_before(next)) {
+            if boundary.get(passing.name).is_some() {
+                boundary.take(passing.name);
+            }
+        }
+        boundary
     }
 
     /// Inputs of layer number `layer` (global) besides the residual stream.
@@ -309,6 +350,7 @@ impl Decoder {
                 positions: &context.batch.positions,
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, dropout_site::ATTENTION_PROBABILITIES),
+                shared: SharedKeyValues::None,
                 state: None,
                 recurrent: None,
                 weight_gradients: context.weight_gradients,
@@ -325,6 +367,7 @@ impl Decoder {
             },
             mlp_key: context.dropout_key(layer, dropout_site::MLP_OUTPUT),
             shared: self.shared_block(layer),
+            per_layer: None,
         }
     }
 
@@ -335,10 +378,13 @@ impl Decoder {
         of_layer(of_layer(layer)?.holder())?.block()
     }
 
-    /// The tensors beside the stream that the embedding makes.
-    fn beside_first_layer(&self, x_btc: &Tensor<3>) -> Boundary {
-        let boundary = Boundary::default();
-        if self.carried[0].contains(&WORDS) { boundary.with(WORDS, x_btc.clone()) } else { boundary }
+    /// The tensors beside the stream that the embedding makes of the tokens.
+    fn beside_first_layer(&self, x_btc: &Tensor<3>, ids_bt: Tensor<2, Int>, regions: &Regions) -> Boundary {
+        let words = self.carried[0].contains(&WORDS).then(|| x_btc.clone());
+        let vectors = self.embedding.as_ref().and_then(|words| words.per_layer_inputs(ids_bt, x_btc, regions));
+        let made = [(WORDS, words), (PER_LAYER_INPUTS, vectors)].into_iter();
+        let made = made.filter_map(|(name, tensor)| Some((name, tensor?)));
+        made.fold(Boundary::default(), |boundary, (name, tensor)| boundary.with(name, tensor))
     }
 
     /// The layer (counted in this stage) and the part of it that is segment `in_layers` after the
@@ -472,12 +518,18 @@ impl Segments for Decoder {
             return Vec::new();
         }
         let [b, t] = batch.tokens.dims();
-        let shape = [b, self.regions.own_rows(t).len(), self.settings.stream_size];
-        let stream = BoundaryTensor::hidden_states(shape, self.settings.dtype);
-        let (local, _) = self.part(index - usize::from(self.embedding.is_some()));
-        let mut tensors = vec![stream];
-        tensors.extend(self.carried[local].iter().map(|name| BoundaryTensor { name, ..stream }));
-        tensors
+        let Settings { first_layer, stream_size, dtype, params_dtype, .. } = self.settings;
+        let own = self.regions.own_rows(t).len();
+        let (local, part) = self.part(index - usize::from(self.embedding.is_some()));
+        let stream = BoundaryTensor::hidden_states([b, own, stream_size], dtype);
+        let carried = self.carried[local].iter().map(|name| BoundaryTensor { name, ..stream });
+        let passes = self.passing.iter().filter(|passing| passing.is_before((first_layer + local, part)));
+        let passes = passes.map(|passing| BoundaryTensor {
+            name: passing.name,
+            shape: [b, passing.tokens(own, t), passing.width],
+            dtype: params_dtype,
+        });
+        std::iter::once(stream).chain(carried).chain(passes).collect()
     }
 
     fn forward_segment(&self, index: usize, mut input: Boundary, context: &ForwardContext) -> SegmentOutput {
@@ -487,12 +539,17 @@ impl Segments for Decoder {
             let key = context.dropout_key(0, dropout_site::EMBEDDING);
             let batch = context.batch;
             let x_btc = embedding.forward(batch.tokens.clone(), &batch.positions, &self.regions, key);
-            let beside = self.beside_first_layer(&x_btc);
+            let beside = self.beside_first_layer(&x_btc, batch.tokens.clone(), &self.regions);
             return SegmentOutput::Boundary(beside.with(HIDDEN_STATES, x_btc));
         }
         let (local, part) = self.part(index - before_layers);
-        if local < self.decoder.layers.len() {
-            return SegmentOutput::Boundary(self.layer(local, part, input, context));
+        if let Some(block) = self.decoder.layers.get(local) {
+            let layer = self.settings.first_layer + local;
+            let of_layer = self.layer_input(layer, context);
+            let output = self.layer((layer, part), input, of_layer, |x_btc, input, beside| {
+                block.forward(block.parts()[part], x_btc, input, beside)
+            });
+            return SegmentOutput::Boundary(output);
         }
         assert!(
             part == 0 && local == self.decoder.layers.len() && self.decoder.final_layernorm.is_some(),
@@ -535,10 +592,11 @@ impl Segments for Decoder {
         let [_, t] = tokens_bt.dims();
         let positions = Positions::From(state.length);
         let length = state.length + t;
-        let mut x_btc = embedding.forward(tokens_bt, &positions, &regions, None);
-        let mut beside = self.beside_first_layer(&x_btc);
+        let x_btc = embedding.forward(tokens_bt.clone(), &positions, &regions, None);
+        let beside = self.beside_first_layer(&x_btc, tokens_bt, &regions);
+        let mut boundary = beside.with(HIDDEN_STATES, x_btc);
         for (local, layer) in self.decoder.layers.iter().enumerate() {
-            for role in layer.parts() {
+            for (part, role) in layer.parts().iter().enumerate() {
                 let input = LayerInput {
                     attention: AttentionInput {
                         regions: &regions,
@@ -546,6 +604,7 @@ impl Segments for Decoder {
                         positions: &positions,
                         document_ids: None,
                         dropout_key: None,
+                        shared: SharedKeyValues::None,
                         state: None,
                         recurrent: None,
                         weight_gradients: None,
@@ -562,10 +621,15 @@ impl Segments for Decoder {
                     },
                     mlp_key: None,
                     shared: self.shared_block(self.settings.first_layer + local),
+                    per_layer: None,
                 };
-                x_btc = layer.generate(*role, x_btc, input, &mut beside, &mut *state, local);
+                let place = (self.settings.first_layer + local, part);
+                boundary = self.layer(place, boundary, input, |x_btc, input, beside| {
+                    layer.generate(*role, x_btc, input, beside, &mut *state, local)
+                });
             }
         }
+        let x_btc = boundary.take_hidden_states();
         state.length = length;
         let x_btc = self.decoder.read_streams(x_btc.narrow(1, t - new, new));
         Some(logits(norm.forward_into_layers(x_btc), projection, &regions))

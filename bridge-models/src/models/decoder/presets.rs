@@ -22,7 +22,7 @@ pub struct Preset {
 }
 
 /// The names [`preset`] knows.
-pub const NAMES: [&str; 15] = [
+pub const NAMES: [&str; 16] = [
     "nano-gpt2",
     "nano-llama",
     "nano-gemma",
@@ -38,6 +38,7 @@ pub const NAMES: [&str; 15] = [
     "qwen3-next-20m",
     "lfm2-20m",
     "glm4-moe-8x",
+    "gemma4-20m",
 ];
 
 /// The preset called `name`.
@@ -47,6 +48,7 @@ pub fn preset(name: &str) -> Option<Preset> {
         "mamba2-20m" => return Some(mamba2_20m(known)),
         "qwen3-next-20m" => return Some(of_nano(known, KIND, qwen3_next())),
         "lfm2-20m" => return Some(of_nano(known, MAMBA_KIND, lfm2())),
+        "gemma4-20m" => return Some(of_nano(known, KIND, gemma4())),
         "glm4-moe-8x" => return Some(of_nano(known, KIND, glm4_moe())),
         "nano-gpt2" => Shape { heads: [6, 6], ..Shape::NANO },
         "nano-llama" => Shape { heads: [6, 2], ffn_hidden_size: 1024, style: Style::Llama, ..Shape::NANO },
@@ -178,6 +180,29 @@ fn glm4_moe() -> TransformerConfig {
         moe_router_bias_update_rate: 0.0,
         moe_shared_expert_intermediate_size: Some(384),
         ..with_experts(384, nano_llama())
+    }
+}
+
+/// Gemma 4: two windowed layers to a full one, whose heads are twice as large; the last two layers
+/// use keys and values of those before.
+fn gemma4() -> TransformerConfig {
+    let gemma = Shape { heads: [6, 1], ffn_hidden_size: 1024, style: Style::Gemma, tied: true, ..Shape::NANO };
+    TransformerConfig {
+        layernorm_zero_centered_gamma: false,
+        kv_channels: Some(128),
+        window_kv_channels: Some(64),
+        window_num_query_groups: Some(2),
+        window_attn_skip_freq: Some(OneOrMany::One(3)),
+        v_l2_norm: true,
+        attention_k_eq_v: true,
+        num_kv_shared_layers: 2,
+        use_double_wide_mlp: true,
+        softmax_scale: Some(1.0),
+        rope_proportional_share: Some(0.25),
+        hidden_size_per_layer_input: Some(32),
+        layer_scalar: true,
+        final_logit_softcapping: Some(30.0),
+        ..gemma.transformer()
     }
 }
 

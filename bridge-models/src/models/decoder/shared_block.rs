@@ -11,7 +11,7 @@ use burn::tensor::{FloatDType, Tensor};
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::derived::WORDS;
 use crate::architecture::hybrid::HybridConfig;
-use crate::blocks::attention::{AttentionInput, SelfAttention};
+use crate::blocks::attention::{AttentionInput, SelfAttention, SharedKeyValues};
 use crate::blocks::init::InitialValues;
 use crate::blocks::linear::{Linear, LinearConfig, LowRank, flops};
 use crate::blocks::mlp::Mlp;
@@ -112,7 +112,8 @@ impl SharedMamba {
         };
         let heads = config.num_attention_heads * config.kv_channels;
         let attention = SelfAttention::cost_reading(config, index, 2 * c, work);
-        let mlp = Mlp::cost(config, work).and(branch(c, config.fc1_blocks() * config.ffn_hidden_size));
+        let mlp = Mlp::cost(config, config.ffn_hidden_size, work)
+            .and(branch(c, config.fc1_blocks() * config.ffn_hidden_size));
         let beside = (0..if hybrid.shared.attention_adapters { 3 } else { 0 }).map(|_| branch(2 * c, heads));
         let all = [norms, around, attention, mlp, Mamba::cost(config, hybrid, work)].into_iter().chain(beside);
         all.fold(SegmentCost::default(), SegmentCost::and)
@@ -165,6 +166,7 @@ pub(super) fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
         document_ids: input.document_ids.clone(),
         dropout_key: None,
         weight_gradients: input.weight_gradients,
+        shared: SharedKeyValues::None,
         state: None,
         recurrent: input.recurrent,
         max_logit: None,

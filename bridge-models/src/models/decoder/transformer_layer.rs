@@ -3,10 +3,13 @@
 use std::cell::Cell;
 
 use bridge_core::config::{BlockOrder, NormPlacement};
-use bridge_core::model::{Boundary, ChunkScope, Component, LayerState, Scope, SegmentCost, SegmentRole, Workload};
+use bridge_core::model::{
+    Boundary, ChunkScope, Component, GradientScope, Initial, LayerState, ParameterRole, Scope, SegmentCost,
+    SegmentRole, TensorPartition, Workload,
+};
 use bridge_kernels::offload::Module as OffloadModule;
 use bridge_kernels::{DropoutKey, Recomputable};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::decoder_layer::Memory;
@@ -18,8 +21,9 @@ use crate::blocks::gated_delta_net::GatedDeltaNet;
 use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
 use crate::blocks::mla::LatentAttention;
 use crate::blocks::mlp::Mlp;
-use crate::blocks::moe::{Moe, MoeInput};
+use crate::blocks::moe::{DenseAndExperts, Moe, MoeInput};
 use crate::blocks::norm::{Norm, statistics};
+use crate::blocks::per_layer::PerLayerBranch;
 use crate::blocks::recurrent_state::RecurrentState;
 use crate::blocks::regions::Regions;
 use crate::blocks::residual::{BlockOutput, Branch, BranchInput, Residual, scaled};
@@ -37,6 +41,10 @@ pub(crate) struct TransformerLayer {
     post_mlp_layernorm: Option<Norm>,
     /// Experts that read the feed-forward block's norm, for the end of the next layer.
     shortcut: Option<Moe>,
+    /// Branch of the layer's own vectors, behind all others.
+    per_layer: Option<PerLayerBranch>,
+    /// Factor on the stream at the layer's end, which is not trained.
+    layer_scalar: Option<Param<Tensor<1>>>,
     dropout: f64,
     #[module(skip)]
     residual: ResidualConfig,
@@ -96,34 +104,40 @@ impl Attention {
     }
 }
 
-/// Feed-forward block of a layer: an MLP, or a mixture of experts.
+/// Feed-forward block of a layer: an MLP, a mixture of experts, or both side by side.
 #[derive(Module, Debug)]
 #[allow(clippy::large_enum_variant)]
 enum FeedForward {
     Dense(Mlp),
     Moe(Moe),
+    Both(DenseAndExperts),
 }
 
 impl FeedForward {
     fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        let f = config.ffn_size(index);
         match config.moe_layer(index).filter(|moe| !moe.shortcut) {
+            Some(moe) if moe.dense_beside => Self::Both(DenseAndExperts::new(config, moe, f, scope)),
             Some(moe) => Self::Moe(Moe::new(config, moe, scope)),
-            None => Self::Dense(Mlp::new(config, config.ffn_hidden_size, scope)),
+            None => Self::Dense(Mlp::new(config, f, scope)),
         }
     }
 
     fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        let f = config.ffn_size(index);
         match config.moe_layer(index) {
-            Some(moe) if moe.shortcut => Mlp::cost(config, work).and(Moe::cost(config, moe, work)),
+            Some(moe) if moe.shortcut => Mlp::cost(config, f, work).and(Moe::cost(config, moe, work)),
+            Some(moe) if moe.dense_beside => DenseAndExperts::cost(config, moe, f, work),
             Some(moe) => Moe::cost(config, moe, work),
-            None => Mlp::cost(config, work),
+            None => Mlp::cost(config, f, work),
         }
     }
 
     fn forward<'a>(&'a self, x_btc: Recomputable<3>, input: &MoeInput<'a>) -> BlockOutput<'a> {
         match self {
             Self::Dense(mlp) => mlp.forward(x_btc, input.regions, input.weight_gradients),
-            Self::Moe(moe) => BlockOutput::Computed(moe.forward(x_btc.tensor, input)),
+            Self::Moe(moe) => BlockOutput::Computed(moe.forward(x_btc.tensor, None, input)),
+            Self::Both(both) => BlockOutput::Computed(both.forward(x_btc.tensor, input, input.weight_gradients)),
         }
     }
 }
@@ -146,6 +160,8 @@ pub(crate) struct LayerInput<'a> {
     pub mlp_key: Option<DropoutKey>,
     /// The block that the layer shares with others.
     pub shared: Option<&'a SharedBlock>,
+    /// Vectors of the layer, `[b, this rank's tokens, p]`, in models that have them.
+    pub per_layer: Option<Tensor<3>>,
 }
 
 /// The parts of a layer that can run, and be recomputed, separately.
@@ -173,6 +189,7 @@ impl TransformerLayer {
         let norm =
             |exists: bool, scope: &Scope, name| exists.then(|| Norm::new(config.norm, config.hidden_size, scope, name));
         let norms = residual.layer_norms();
+        let has_dense_beside = config.moe_layer(index).is_some_and(|moe| moe.dense_beside);
         let attention = first.component(Component::Attention).child("self_attention");
         let feed_forward = last.component(Component::Mlp).child("mlp");
         let connection =
@@ -183,10 +200,16 @@ impl TransformerLayer {
             attention: Attention::new(config, index, &attention),
             post_self_attention_layernorm: norm(norms.after_attention, first, "post_self_attention_layernorm"),
             mlp_connection: connection(last, "mlp_hyper_connection"),
-            pre_mlp_layernorm: norm(norms.before_mlp, last, "pre_mlp_layernorm"),
+            // Blocks side by side have norms of their own.
+            pre_mlp_layernorm: norm(norms.before_mlp && !has_dense_beside, last, "pre_mlp_layernorm"),
             feed_forward: FeedForward::new(config, index, &feed_forward),
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
             shortcut: config.shortcut_experts(index).map(|moe| Moe::new(config, moe, &feed_forward)),
+            per_layer: config.per_layer.map(|per_layer| PerLayerBranch::new(config, per_layer, last)),
+            layer_scalar: config.layer_scalar.then(|| {
+                let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
+                last.frozen().parameter("layer_scalar", [1], cut, Initial::Ones, ParameterRole::Norm)
+            }),
             dropout: config.hidden_dropout,
             residual,
             dtype: first.dtype(),
@@ -220,7 +243,11 @@ impl TransformerLayer {
         };
         let feed_forward = || {
             let block = FeedForward::cost(config, index, work);
-            with_norms(block, norms.before_mlp.then_some(OffloadModule::MlpNorm), norms.after_mlp)
+            let block = with_norms(block, norms.before_mlp.then_some(OffloadModule::MlpNorm), norms.after_mlp);
+            match config.per_layer {
+                Some(per_layer) => block.and(PerLayerBranch::cost(config, per_layer, work)),
+                None => block,
+            }
         };
         let blocks = match part {
             SegmentRole::Attention => attention(),
@@ -235,7 +262,7 @@ impl TransformerLayer {
 
     /// The parts that can run, and be recomputed, separately.
     pub fn parts(&self) -> &'static [SegmentRole] {
-        let has_experts = matches!(self.feed_forward, FeedForward::Moe(_)) || self.shortcut.is_some();
+        let has_experts = !matches!(self.feed_forward, FeedForward::Dense(_)) || self.shortcut.is_some();
         parts(self.residual.blocks, has_experts)
     }
 
@@ -252,16 +279,16 @@ impl TransformerLayer {
     /// Runs one of the [parts](Self::parts), `[b, t, c]`, or `[b, t, n * c]` of several streams, ->
     /// the same. `beside` are the tensors that pass beside the stream.
     pub fn forward(&self, part: SegmentRole, x_btc: Tensor<3>, input: LayerInput, beside: &mut Boundary) -> Tensor<3> {
-        let LayerInput { attention, attention_key, mlp, mlp_key, .. } = input;
+        let LayerInput { attention, attention_key, mlp, mlp_key, per_layer, .. } = input;
         let regions = mlp.regions;
         let (shortcut, stream) = (Cell::new(None), FloatDType::from(x_btc.dtype()));
         let key = mlp.key.map(|key| DropoutKey(key.0.derive(SHORTCUT_KEY)));
         let attention = self.attention_branch(attention, attention_key);
         let feed_forward = self.feed_forward_branch(mlp, mlp_key, &shortcut);
         let (after_attention, after_mlp) = (&self.post_self_attention_layernorm, &self.post_mlp_layernorm);
-        match part {
+        let x_btc = match part {
             SegmentRole::Attention => {
-                self.residual(regions, after_attention).step_of(x_btc, &self.attention_connection, attention)
+                return self.residual(regions, after_attention).step_of(x_btc, &self.attention_connection, attention);
             }
             SegmentRole::Mlp | SegmentRole::Moe => {
                 let x_btc = self.residual(regions, after_mlp).step_of(x_btc, &self.mlp_connection, feed_forward);
@@ -279,6 +306,15 @@ impl TransformerLayer {
             SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
                 panic!("{part:?} is no part of a layer")
             }
+        };
+        let dtype = FloatDType::from(x_btc.dtype());
+        let x_btc = match (&self.per_layer, per_layer) {
+            (Some(branch), Some(vectors_btp)) => x_btc.clone() + branch.forward(x_btc, vectors_btp).cast(dtype),
+            (_, _) => x_btc,
+        };
+        match &self.layer_scalar {
+            Some(factor) => x_btc * factor.val().cast(dtype).unsqueeze(),
+            None => x_btc,
         }
     }
 
@@ -309,7 +345,7 @@ impl TransformerLayer {
         Branch {
             input: norm_input(&self.pre_mlp_layernorm, OffloadModule::MlpNorm).unwrap_or(without_norm),
             block: Box::new(move |x_btc| {
-                shortcut.set(self.shortcut.as_ref().map(|experts| experts.forward(x_btc.tensor.clone(), &input)));
+                shortcut.set(self.shortcut.as_ref().map(|experts| experts.forward(x_btc.tensor.clone(), None, &input)));
                 self.feed_forward.forward(x_btc, &input)
             }),
             after: self.norm_of_output(&self.post_mlp_layernorm),

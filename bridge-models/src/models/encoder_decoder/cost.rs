@@ -56,7 +56,7 @@ impl Costs<'_> {
                 SegmentCost { input: self.between(is_encoder), ..self.attention(own, own).and(cross) }
             }
             SegmentRole::Mlp => {
-                let block = self.norm(own).and(Mlp::cost(config, own));
+                let block = self.norm(own).and(Mlp::cost(config, config.ffn_hidden_size, own));
                 let inner = own.tokens() * config.ffn_hidden_size as u64 * own.activation_bytes;
                 // Dropout keeps the inner activations once more.
                 let kept = block.kept + if config.hidden_dropout > 0.0 { inner } else { 0 };

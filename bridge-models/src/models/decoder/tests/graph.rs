@@ -22,7 +22,11 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
     let state_space = with_dropout(super::hybrid::hybrid());
     let shortcut = with_dropout(super::moe::shortcut());
     let shared = with_dropout(super::hybrid::shared(2));
-    for config in [with_dropout(llama()), with_dropout(gpt2()), everything(), parallel, state_space, shortcut, shared] {
+    for config in [with_dropout(llama()), with_dropout(gpt2()), everything(), parallel, state_space, shortcut, shared]
+        .into_iter()
+        .chain(layer_ends().map(with_dropout))
+        .chain(shared_keys().map(with_dropout))
+    {
         let chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(3));
@@ -70,11 +74,12 @@ fn cutting_the_graph_at_every_segment_changes_no_bit_of_the_gradients() {
 
 #[test]
 fn stages_in_a_row_are_the_whole_model() {
-    for config in [with_dropout(llama()), with_dropout(gpt2()), with_dropout(super::moe::shortcut())] {
-        let whole = build(&config);
+    let configs = [llama(), gpt2(), super::moe::shortcut()].into_iter().chain(layer_ends()).chain(shared_keys());
+    for config in configs.map(with_dropout) {
+        let (whole, count) = (build(&config), config.num_layers);
         let first = build_stage(&config, &Stage::from(StackPart { layers: 0..1, start: true, end: false }));
-        let middle = build_stage(&config, &Stage::from(StackPart { layers: 1..3, start: false, end: false }));
-        let last = build_stage(&config, &Stage::from(StackPart { layers: 3..3, start: false, end: true }));
+        let middle = build_stage(&config, &Stage::from(StackPart { layers: 1..count, start: false, end: false }));
+        let last = build_stage(&config, &Stage::from(StackPart { layers: count..count, start: false, end: true }));
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());
         let mode = Mode::Train(Philox::new(8));
         let stages = [first.as_ref(), middle.as_ref(), last.as_ref()];
@@ -84,7 +89,7 @@ fn stages_in_a_row_are_the_whole_model() {
         );
         let segments: Vec<_> = stages.iter().flat_map(|stage| stage.segments()).collect();
         assert_eq!(segments, whole.segments());
-        assert_eq!(middle.segments()[2].layer, Some(2));
+        assert_eq!(middle.segments().last().unwrap().layer, Some(count - 1));
         assert!(first.inference().logits(Tensor::zeros([1, 1], &Device::flex()), &mut first.new_state()).is_none());
     }
 }
@@ -164,7 +169,13 @@ fn remembered_tokens_change_no_logits() {
         ..llama()
     };
     let windows = [windowed(1, [true; 3]), windowed(4, [false, true, true]), windowed(11, [true, false, false])];
-    for config in [llama(), gpt2(), everything()].into_iter().chain(windows).chain(factors()).chain(switches()) {
+    for config in [llama(), gpt2(), everything()]
+        .into_iter()
+        .chain(windows)
+        .chain(factors())
+        .chain(switches())
+        .chain(layer_ends())
+    {
         let chunk = build(&config);
         let ids = tokens(13, config.vocab_size);
         let expected = logits(chunk.as_ref(), &ids);
@@ -298,6 +309,7 @@ fn segments_read_what_they_declare() {
         .into_iter()
         .chain(super::reference::compositions())
         .chain(factors())
+        .chain(layer_ends())
     {
         let batch = micro_batch(config.vocab_size);
         let last = StackPart { layers: 1..config.num_layers, start: false, end: true };

@@ -243,6 +243,52 @@ pub fn streams() -> [DecoderConfig; 2] {
     ]
 }
 
+/// Per-layer embeddings and factors at the end of layers.
+pub fn layer_ends() -> [DecoderConfig; 2] {
+    let vectors = DecoderConfig {
+        per_layer: Some(PerLayerConfig { size: 5, vocab_size: 31 }),
+        layer_scalar: true,
+        residual: ResidualConfig { norms: NormPlacement::Sandwich, ..ResidualConfig::default() },
+        activation: Activation::GeluTanh,
+        embedding_multiplier: 1.7,
+        ..llama()
+    };
+    let parallel = ResidualConfig { blocks: BlockOrder::Parallel, ..ResidualConfig::default() };
+    [DecoderConfig { residual: parallel, share_embeddings_and_output_weights: true, ..vectors.clone() }, vectors]
+}
+
+/// Layers that use keys and values of others, and keys that are values.
+pub fn shared_keys() -> [DecoderConfig; 2] {
+    let rope = RopeConfig {
+        windowed_base: Some(50.0),
+        scaling: Some(RopeScaling::Proportional { share: 0.5 }),
+        ..RopeConfig::neutral()
+    };
+    let both = DecoderConfig {
+        num_layers: 6,
+        num_kv_shared_layers: 3,
+        double_wide_mlp: true,
+        window_size: Some(3),
+        window_layers: LayerPattern::Listed(vec![true, false, true, true, false, true]),
+        windowed: WindowedConfig { kv_channels: Some(6), ..WindowedConfig::neutral() },
+        position_embedding: PositionEmbedding::Rope(rope),
+        qk_layernorm: true,
+        v_l2_norm: true,
+        qkv_bias: true,
+        ..llama()
+    };
+    let keys_as_values = DecoderConfig {
+        keys_as_values: true,
+        num_kv_shared_layers: 1,
+        window_layers: LayerPattern::Listed(vec![false, true, false]),
+        num_layers: 3,
+        clip_qkv: Some(1.2),
+        qk_layernorm: false,
+        ..both.clone()
+    };
+    [both, keys_as_values]
+}
+
 /// A Llama-style model whose frequencies change in sequences of more than seven tokens.
 pub fn longrope() -> DecoderConfig {
     let scaling = RopeScaling::LongRope {

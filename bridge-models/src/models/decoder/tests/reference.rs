@@ -1,5 +1,7 @@
 //! The decoder against a forward pass written out in float64 loops, which shares no code with it.
 
+use std::cell::RefCell;
+
 use super::*;
 use bridge_core::config::{BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope};
 
@@ -8,6 +10,8 @@ type Rows = Vec<Vec<f64>>;
 struct Model<'a> {
     config: &'a DecoderConfig,
     values: Values,
+    /// Rows of the projection of each layer, for layers that share keys and values.
+    projected: RefCell<BTreeMap<usize, Rows>>,
 }
 
 impl Model<'_> {
@@ -56,8 +60,12 @@ impl Model<'_> {
         };
         for pair in 0..rotated / 2 {
             let mut angle = position as f64 / local.unwrap_or(base).powf(2.0 * pair as f64 / rotated as f64);
-            if let (Some(RopeScaling::Linear { factor }), None) = (&rope.scaling, local) {
-                angle /= factor;
+            match (&rope.scaling, local) {
+                (Some(RopeScaling::Linear { factor }), None) => angle /= factor,
+                (Some(RopeScaling::Proportional { share }), None) if pair >= (share * rotated as f64) as usize / 2 => {
+                    angle = 0.0;
+                }
+                (_, _) => {}
             }
             if rope.reversed {
                 angle = -angle;
@@ -67,6 +75,26 @@ impl Model<'_> {
             head[i] = a * angle.cos() - b * angle.sin();
             head[j] = b * angle.cos() + a * angle.sin();
         }
+    }
+
+    /// Rows of queries, keys and values, group by group, of a layer with these sizes.
+    fn projected(&self, layer: usize, x: &Rows, [g, r, d]: [usize; 3]) -> Rows {
+        let name = format!("decoder.layers.{layer}.self_attention");
+        if self.values.contains_key(&format!("{name}.linear_qkv.weight")) {
+            return x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        }
+        let row = |(position, x): (usize, &Vec<f64>)| -> Vec<f64> {
+            let queries = self.linear(&format!("{name}.linear_q_proj"), x);
+            let heads = |group: usize| match self.config.keys_from(layer) {
+                Some(source) => {
+                    let end = (group + 1) * (r + 2) * d;
+                    self.projected.borrow()[&source][position][end - 2 * d..end].to_vec()
+                }
+                None => self.linear(&format!("{name}.linear_k_proj"), x)[group * d..(group + 1) * d].repeat(2),
+            };
+            (0..g).flat_map(|group| [&queries[group * r * d..(group + 1) * r * d], &heads(group)].concat()).collect()
+        };
+        x.iter().enumerate().map(row).collect()
     }
 
     fn attention(&self, layer: usize, x: &Rows) -> Rows {
@@ -85,8 +113,15 @@ impl Model<'_> {
             let limited = |head: &mut Vec<f64>| head.iter_mut().for_each(|v| *v = v.clamp(-limit, limit));
             let Some(norm) = norm else {
                 limited(&mut head);
+                if config.v_l2_norm {
+                    let square = head.iter().map(|v| v * v).sum::<f64>() / head.len() as f64;
+                    head.iter_mut().for_each(|v| *v /= (square + config.norm.epsilon).sqrt());
+                }
                 return head;
             };
+            // Keys of another layer have its norm.
+            let of = if norm == "k_layernorm" { config.keys_from(layer).unwrap_or(layer) } else { layer };
+            let name = format!("decoder.layers.{of}.self_attention");
             let rotates = !config.no_rope_layers.includes(layer);
             let normalize = |head: &mut Vec<f64>| {
                 if config.qk_layernorm && config.qk_layernorm_scope == QkNormScope::Head {
@@ -133,7 +168,8 @@ impl Model<'_> {
                 Some(OutputGateForm::Head) => of_layer(h),
             }
         };
-        let mut qkv: Rows = x.iter().map(|x| self.linear(&format!("{name}.linear_qkv"), x)).collect();
+        let mut qkv = self.projected(layer, x, [g, r, d]);
+        self.projected.borrow_mut().insert(layer, qkv.clone());
         if config.qk_layernorm_scope == QkNormScope::Projection {
             let queries: Vec<usize> = (0..g).flat_map(|group| (0..r).map(move |i| group * (r + 2) + i)).collect();
             let keys: Vec<usize> = (0..g).map(|group| group * (r + 2) + r).collect();
@@ -174,6 +210,48 @@ impl Model<'_> {
             .collect()
     }
 
+    /// The stream at the end of a layer, whose vector of the token is `vector`.
+    fn layer_end(&self, layer: usize, x: &[f64], vector: Option<&[f64]>) -> Vec<f64> {
+        let name = |which: &str| format!("decoder.layers.{layer}.{which}");
+        let mut x = x.to_vec();
+        if let Some(vector) = vector {
+            let gate = self.linear(&name("per_layer_input_gate"), &x);
+            let gated: Vec<f64> = gate.iter().zip(vector).map(|(gate, value)| self.activation(*gate) * value).collect();
+            let y = self.norm(&name("post_per_layer_input_norm"), &self.linear(&name("per_layer_projection"), &gated));
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+        }
+        if self.config.layer_scalar {
+            x.iter_mut().for_each(|x| *x *= f64::from(self.values[&name("layer_scalar")][0]));
+        }
+        x
+    }
+
+    /// The vectors of a token for all layers, of the token's embedding `x`.
+    fn per_layer_inputs(&self, id: usize, x: &[f64]) -> Option<Rows> {
+        let PerLayerConfig { size, vocab_size } = self.config.per_layer?;
+        let all = size * self.config.num_layers;
+        let row = self.row("embedding.per_layer_embeddings.weight", if id < vocab_size { id } else { 0 }, all);
+        let projected = self.linear("embedding.per_layer_projection", x);
+        let vector = |(row, projected): (&[f64], &[f64])| -> Vec<f64> {
+            let root = (x.len() as f64).sqrt();
+            let scaled: Vec<f64> = projected.iter().map(|v| v / root).collect();
+            let normed = self.norm("embedding.per_layer_layernorm", &scaled);
+            normed.iter().zip(row).map(|(a, b)| (a + b * (size as f64).sqrt()) / 2_f64.sqrt()).collect()
+        };
+        Some(row.chunks(size).zip(projected.chunks(size)).map(vector).collect())
+    }
+
+    fn activation(&self, x: f64) -> f64 {
+        match self.config.activation {
+            Activation::Silu => x / (1.0 + (-x).exp()),
+            Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
+            Activation::GeluTanh => {
+                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+            }
+            other => panic!("no reference for {other:?}"),
+        }
+    }
+
     fn mlp(&self, layer: usize, x: &[f64]) -> Vec<f64> {
         let name = format!("decoder.layers.{layer}.mlp");
         let h = self.linear(&format!("{name}.linear_fc1"), x);
@@ -185,14 +263,9 @@ impl Model<'_> {
                 let slope = scalar("beta") + softplus(scalar("alpha_n"));
                 slope * (x.min(scalar("eps")).exp_m1() - x) + scalar("beta") * x
             }
-            Activation::Silu => x / (1.0 + (-x).exp()),
-            Activation::QuickGelu => x / (1.0 + (-1.702 * x).exp()),
-            Activation::GeluTanh => {
-                0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
-            }
-            other => panic!("no reference for {other:?}"),
+            _ => self.activation(x),
         };
-        let f = self.config.ffn_hidden_size;
+        let f = self.config.ffn_size(layer);
         let h: Vec<f64> = if self.config.gated_linear_unit {
             let limit = self.config.activation_clamp.unwrap_or(f64::INFINITY);
             let linear = |x: f64| x.clamp(-limit, limit) + self.config.linear_offset;
@@ -297,6 +370,7 @@ impl Model<'_> {
         let add = |x: &mut Rows, y: Rows| {
             x.iter_mut().flatten().zip(y.iter().flatten()).for_each(|(x, y)| *x += y);
         };
+        let vectors: Vec<_> = ids.iter().zip(&x).map(|(id, x)| self.per_layer_inputs(*id as usize, x)).collect();
         let residual = self.config.residual;
         let scale = |x: &mut Rows, factor: f64| x.iter_mut().flatten().for_each(|x| *x *= factor);
         if self.config.streams.is_some() {
@@ -346,6 +420,8 @@ impl Model<'_> {
             if residual.norms == NormPlacement::Sum {
                 x = norm(after_mlp, &x);
             }
+            let vectors = vectors.iter().map(|vectors| vectors.as_ref().map(|vectors| vectors[layer].as_slice()));
+            x = x.iter().zip(vectors).map(|(x, vector)| self.layer_end(layer, x, vector)).collect();
         }
         let output =
             if self.config.share_embeddings_and_output_weights { "embedding.word_embeddings" } else { "output_layer" };
@@ -408,10 +484,13 @@ fn logits_equal_those_of_plain_loops() {
         .chain(gates())
         .chain(switches())
         .chain(streams())
+        .chain(layer_ends())
+        .chain(shared_keys())
     {
         let chunk = build(&config);
         let ids = tokens(11, config.vocab_size);
-        let expected = Model { config: &config, values: values(chunk.as_ref()) }.logits(&ids);
+        let expected =
+            Model { config: &config, values: values(chunk.as_ref()), projected: RefCell::default() }.logits(&ids);
         assert_close(&logits(chunk.as_ref(), &ids), &expected, 3e-5);
     }
 }
@@ -425,7 +504,7 @@ fn the_loss_is_the_masked_sum_of_the_logits_cross_entropy() {
         let micro_batch = micro_batch(config.vocab_size);
         let batch = Batch::new(&micro_batch, &device());
         let found = loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>();
-        let model = Model { config: &config, values: values(chunk.as_ref()) };
+        let model = Model { config: &config, values: values(chunk.as_ref()), projected: RefCell::default() };
         let mut expected = 0.0;
         for row in 0..micro_batch.batch_size {
             let at = row * micro_batch.seq_length;
@@ -449,6 +528,8 @@ fn gradients_equal_difference_quotients() {
         .chain(gates())
         .chain(switches())
         .chain(streams())
+        .chain(layer_ends())
+        .chain(shared_keys())
     {
         let mut chunk = build(&config);
         let batch = Batch::new(&micro_batch(config.vocab_size), &device());

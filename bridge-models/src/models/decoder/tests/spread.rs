@@ -265,6 +265,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     let [fused, element, head, unrotated] = gates();
     let [bare, without_weights, sloped, windowed] = switches();
     let [mixed, apart] = streams();
+    let [vectors_in_parallel, vectors] = layer_ends();
     let families = [
         ("norms without weights, a bias of the output", bare),
         ("LayerNorms without weights", without_weights),
@@ -277,6 +278,8 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("gates of the projection", fused),
         ("gates of elements", element),
         ("gates of heads", head),
+        ("vectors of layers in blocks side by side", vectors_in_parallel),
+        ("vectors of layers", vectors),
         ("queries that grow", unrotated),
         ("llama", llama()),
         ("llama, tied", tied),
@@ -298,7 +301,14 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     // Rows of a vocabulary need not divide.
     let rows = |name: &str| if name.contains("tied") { 43 } else { 40 };
     let divisible = |name, config| DecoderConfig { padded_vocab_size: rows(name), ..divisible(config) };
-    families.into_iter().map(|(name, config)| (name, divisible(name, config))).collect()
+    let [shared, keys_as_values] = shared_keys().map(|config| DecoderConfig {
+        num_layers: 4,
+        num_kv_shared_layers: 2,
+        window_layers: LayerPattern::Listed(vec![true, false, true, false]),
+        ..super::spread::divisible(config)
+    });
+    let shared = [("shared keys and values", shared), ("keys that are values", keys_as_values)];
+    families.into_iter().map(|(name, config)| (name, divisible(name, config))).chain(shared).collect()
 }
 
 /// A Llama-like model with experts in some layers or all, and every loss and factor the router has.
@@ -329,12 +339,14 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     };
     let narrow = MoeConfig { latent_size: Some(12), ..moe.clone() };
     let other_narrow = MoeConfig { latent_size: Some(8), ..other.clone() };
+    let beside = MoeConfig { dense_beside: true, scaled_router: true, ..other.clone() };
     let biased = MoeConfig { linear_bias: true, router_bias: true, ..other.clone() };
     let all = [
         ("mixture", moe),
         ("other mixture", other),
         ("narrow experts", narrow),
         ("other narrow experts", other_narrow),
+        ("experts beside a dense block", beside),
     ];
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
     let biased = DecoderConfig { mlp_bias: true, ..with(biased) };

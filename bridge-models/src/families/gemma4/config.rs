@@ -1,0 +1,197 @@
+//! Settings of Gemma 4; absent ones have the values of `Gemma4TextConfig`.
+
+use bridge_core::config::{NormPlacement, Normalization};
+use serde_json::{Map, Value, json};
+
+use crate::decoder::{DecoderConfig, PerLayerConfig, PositionEmbedding, RopeConfig, RopeScaling, WindowedConfig};
+use crate::families::gemma2::config::{read_logits_cap, write_logits_cap};
+use crate::families::llama::config::ATTENTION_BIAS;
+use crate::families::mixture::experts;
+use crate::huggingface::error::HfError;
+use crate::huggingface::fields::Fields;
+use crate::huggingface::rope::{self, ByLayerType, OriginalLength, RopeForm};
+use crate::huggingface::settings::{Setting, size, size_or};
+use crate::huggingface::windows;
+
+const FORM: ByLayerType = ByLayerType {
+    full: RopeForm { original_length: OriginalLength::InTable, ..RopeForm::USUAL },
+    local_theta: 10_000.0,
+    local_key: None,
+};
+
+pub(super) const SETTINGS: &[Setting] = &[
+    size("vocab_size", |c| &mut c.vocab_size),
+    size("hidden_size", |c| &mut c.hidden_size),
+    size("intermediate_size", |c| &mut c.ffn_hidden_size),
+    size("num_hidden_layers", |c| &mut c.num_layers),
+    size("num_attention_heads", |c| &mut c.num_attention_heads),
+    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
+    Setting::Always(|c| {
+        (c.norm.kind, c.residual.norms) = (Normalization::RmsNorm, NormPlacement::Sandwich);
+        (c.qk_layernorm, c.v_l2_norm, c.softmax_scale) = (true, true, 1.0);
+        (c.gated_linear_unit, c.layer_scalar) = (true, true);
+        // Rounded to float32, as the released models' factor is.
+        c.embedding_multiplier = f64::from((c.hidden_size as f64).sqrt() as f32);
+    }),
+    Setting::NamedActivation("hidden_activation", |c| &mut c.activation, "gelu_pytorch_tanh"),
+    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    Setting::Rows(ATTENTION_BIAS),
+    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
+    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Rule(|fields, _| {
+        // Text is causal with "vision" too.
+        let found = fields.get("use_bidirectional_attention").map_or("null", |value| value.as_str().unwrap_or("else"));
+        fields.require(["null", "vision"].contains(&found), "use_bidirectional_attention", found, "null or vision")
+    }),
+    Setting::Switch("attention_k_eq_v", |c| &mut c.keys_as_values, false),
+    Setting::Keys { read: read_windows, write: windows::write_pattern },
+    Setting::Keys { read: read_heads, write: write_heads },
+    Setting::Keys { read: read_rope, write: |c, settings| rope::write_by_layer_type(c, settings, FORM) },
+    Setting::Keys { read: |fields, c| read_logits_cap(fields, c, None), write: write_logits_cap },
+    Setting::Keys { read: read_sharing, write: write_sharing },
+    Setting::Keys { read: read_per_layer, write: write_per_layer },
+    Setting::Keys { read: read_experts, write: write_experts },
+];
+
+/// The last layer has no window, whatever its type says.
+fn read_windows(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let usual = || (1..=config.num_layers).map(|number| !number.is_multiple_of(6)).collect();
+    let mut layers = windows::layer_types(fields, config.num_layers)?.unwrap_or_else(usual);
+    layers.last_mut().into_iter().for_each(|last| *last = false);
+    let window = fields.size(windows::SIZE)?.unwrap_or(512);
+    windows::set(config, Some(window), layers);
+    Ok(())
+}
+
+const OVERRIDES: &str = "per_layer_config";
+
+/// Heads of windowed layers, and those of full ones: in `per_layer_config`, or before there was
+/// such a table in keys of their own.
+fn read_heads(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let windowed = [fields.size("head_dim")?.unwrap_or(256), fields.size("num_key_value_heads")?.unwrap_or(4)];
+    let of_full = [fields.size("global_head_dim")?, fields.size("num_global_key_value_heads")?];
+    let [head, groups] = match fields.get(OVERRIDES) {
+        None => {
+            let groups = of_full[1].filter(|_| config.keys_as_values).unwrap_or(windowed[1]);
+            [of_full[0].unwrap_or(512), groups]
+        }
+        Some(table) => {
+            let full = overrides(table, config, windowed);
+            let expected = "the same head_dim and num_key_value_heads for all full_attention layers, and no other";
+            full.ok_or_else(|| fields.error(OVERRIDES, &table.to_string(), expected))?
+        }
+    };
+    (config.kv_channels, config.num_query_groups) = (head, groups);
+    let [head, groups] = windowed;
+    let other = WindowedConfig { kv_channels: Some(head), num_query_groups: Some(groups), ..WindowedConfig::neutral() };
+    if config.window_size.is_some() {
+        config.windowed = other.where_not_of(config);
+    }
+    let (heads, groups) = (config.num_attention_heads, config.num_query_groups);
+    let expected = format!("a divisor of num_attention_heads ({heads})");
+    fields.require(heads.is_multiple_of(groups), "num_key_value_heads", &groups.to_string(), &expected)
+}
+
+/// Size and number of the heads of all full layers.
+fn overrides(table: &Value, config: &DecoderConfig, usual: [usize; 2]) -> Option<[usize; 2]> {
+    let table = table.as_object()?;
+    let of = |layer: usize| -> Option<[usize; 2]> {
+        let Some(own) = table.get(&layer.to_string()) else { return Some(usual) };
+        let known = |key: &str, usual: usize| own.get(key).map_or(Some(usual), |n| n.as_u64()?.try_into().ok());
+        let is_known = own.as_object()?.keys().all(|key| ["head_dim", "num_key_value_heads"].contains(&key.as_str()));
+        is_known.then_some([known("head_dim", usual[0])?, known("num_key_value_heads", usual[1])?])
+    };
+    let full = of(config.num_layers - 1)?;
+    let fits = |layer| of(layer) == Some(if config.window(layer).is_some() { usual } else { full });
+    let is_layer = |key: &String| key.parse::<usize>().is_ok_and(|layer| layer < config.num_layers);
+    (full.iter().all(|size| *size > 0) && (0..config.num_layers).all(fits) && table.keys().all(is_layer))
+        .then_some(full)
+}
+
+/// Writes both forms.
+fn write_heads(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let windowed = config.of_windowed();
+    let own = json!({ "head_dim": config.kv_channels, "num_key_value_heads": config.num_query_groups });
+    let full = (0..config.num_layers).filter(|layer| config.window(*layer).is_none());
+    let table: Map<String, Value> = full.map(|layer| (layer.to_string(), own.clone())).collect();
+    let groups = config.keys_as_values.then_some(config.num_query_groups);
+    let keys = json!({
+        "head_dim": windowed.kv_channels,
+        "num_key_value_heads": windowed.num_query_groups,
+        "global_head_dim": config.kv_channels,
+        "num_global_key_value_heads": groups,
+        OVERRIDES: table,
+    });
+    settings.extend(keys.as_object().cloned().unwrap_or_default());
+}
+
+fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    if fields.get("rope_parameters").is_some() {
+        return rope::read_by_layer_type(fields, config, FORM);
+    }
+    let rope = RopeConfig {
+        base: 1_000_000.0,
+        windowed_base: config.window_size.map(|_| FORM.local_theta),
+        scaling: Some(RopeScaling::Proportional { share: 0.25 }),
+        ..RopeConfig::neutral()
+    };
+    rope::check_pairs(fields, config, &rope, FORM.full)?;
+    config.position_embedding = PositionEmbedding::Rope(rope);
+    Ok(())
+}
+
+/// A number that may be 0.
+fn count(fields: &Fields, key: &str, absent: usize) -> Result<usize, HfError> {
+    let Some(value) = fields.get(key) else { return Ok(absent) };
+    let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+    size.ok_or_else(|| fields.error(key, &value.to_string(), "an integer of at least 0"))
+}
+
+fn read_sharing(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    config.num_kv_shared_layers = count(fields, "num_kv_shared_layers", 0)?;
+    let is_wide = fields.bool("use_double_wide_mlp")?.unwrap_or(false);
+    config.double_wide_mlp = is_wide && config.num_kv_shared_layers > 0;
+    Ok(())
+}
+
+fn write_sharing(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert("num_kv_shared_layers".into(), json!(config.num_kv_shared_layers));
+    settings.insert("use_double_wide_mlp".into(), json!(config.double_wide_mlp));
+}
+
+fn read_per_layer(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let size = count(fields, "hidden_size_per_layer_input", 256)?;
+    let vocab_size = fields.size("vocab_size_per_layer_input")?.unwrap_or(262_144);
+    config.per_layer = (size > 0).then_some(PerLayerConfig { size, vocab_size });
+    Ok(())
+}
+
+fn write_per_layer(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let size = config.per_layer.map_or(0, |per_layer| per_layer.size);
+    settings.insert("hidden_size_per_layer_input".into(), json!(size));
+    let rows = config.per_layer.map(|per_layer| ("vocab_size_per_layer_input".to_owned(), json!(per_layer.vocab_size)));
+    settings.extend(rows);
+}
+
+const SIZES_OF_EXPERTS: [&str; 3] = ["num_experts", "top_k_experts", "moe_intermediate_size"];
+
+fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    if fields.bool("enable_moe_block")? != Some(true) {
+        SIZES_OF_EXPERTS.iter().for_each(|key| fields.ask(key));
+        return Ok(());
+    }
+    let size = |key| fields.size(key)?.ok_or_else(|| fields.error(key, "no value", "an integer of at least 1"));
+    let [num_experts, topk, ffn] = SIZES_OF_EXPERTS;
+    let moe = experts(config);
+    (moe.num_experts, moe.topk, moe.ffn_hidden_size) = (size(num_experts)?, size(topk)?, size(ffn)?);
+    (moe.dense_beside, moe.scaled_router) = (true, true);
+    Ok(())
+}
+
+fn write_experts(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    settings.insert("enable_moe_block".into(), json!(config.moe.is_some()));
+    let sizes = config.moe.as_ref().map(|moe| [moe.num_experts, moe.topk, moe.ffn_hidden_size]);
+    let sizes = sizes.map(|sizes| SIZES_OF_EXPERTS.into_iter().zip(sizes));
+    settings.extend(sizes.into_iter().flatten().map(|(key, size)| (key.to_owned(), json!(size))));
+}
