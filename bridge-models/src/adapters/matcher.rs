@@ -16,11 +16,12 @@ use crate::decoder::DecoderConfig;
 use crate::families::FAMILIES;
 
 /// Short names of the layers that adapters target by default.
-const USUAL_TARGETS: [&str; 13] = [
+const USUAL_TARGETS: [&str; 14] = [
     "linear_qkv",
     "linear_q",
     "linear_kv",
     "linear_q_proj",
+    "linear_k_proj",
     "linear_q_down_proj",
     "linear_q_up_proj",
     "linear_kv_down_proj",
