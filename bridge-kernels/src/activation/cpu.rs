@@ -156,8 +156,9 @@ impl<P: Pointwise> Gate for Plain<P> {
     }
 }
 
-/// A unit with a bound, which may be infinite, and an offset.
+/// A unit with bounds, which may be infinite, and an offset.
 struct Limited<P> {
+    gate_limit: f32,
     limit: f32,
     offset: f32,
     of: PhantomData<P>,
@@ -165,14 +166,14 @@ struct Limited<P> {
 
 impl<P> Limited<P> {
     fn new(unit: GatedUnit) -> Self {
-        let (limit, offset) = unit.limits();
-        Self { limit, offset, of: PhantomData }
+        let ([gate_limit, limit], offset) = unit.limits();
+        Self { gate_limit, limit, offset, of: PhantomData }
     }
 
     /// Both halves within their bounds; NaN stays NaN.
     #[inline(always)]
     fn bounded(&self, gate: f32, up: f32) -> (f32, f32) {
-        let gate = if gate > self.limit { self.limit } else { gate };
+        let gate = if gate > self.gate_limit { self.gate_limit } else { gate };
         let up = if up > self.limit { self.limit } else { up };
         (gate, if up < -self.limit { -self.limit } else { up })
     }
@@ -187,7 +188,7 @@ impl<P: Pointwise> Gate for Limited<P> {
 
     #[inline(always)]
     fn gradients(&self, dy: f32, gate: f32, up: f32) -> (f32, f32) {
-        let (gate_passes, up_passes) = (gate <= self.limit, up.abs() <= self.limit);
+        let (gate_passes, up_passes) = (gate <= self.gate_limit, up.abs() <= self.limit);
         let (gate, up) = self.bounded(gate, up);
         let (value, slope) = P::at(gate);
         let (dgate, dup) = (dy * (up + self.offset) * slope, dy * value);
@@ -295,8 +296,9 @@ mod tests {
             0 => special[i / 5 % special.len()],
             _ => ((i * 37 % 101) as f32 - 50.0) / 13.0,
         };
-        let bounded = GatedUnit { activation: Activation::QuickGelu, clamp: Some(2.0), linear_offset: 1.0 };
-        for unit in [Activation::Silu.into(), Activation::GeluTanh.into(), bounded] {
+        let bounded = GatedUnit { clamp: Some(2.0), linear_offset: 1.0, ..Activation::QuickGelu.into() };
+        let apart = GatedUnit { gate_clamp: Some(1.25), ..bounded };
+        for unit in [Activation::Silu.into(), Activation::GeluTanh.into(), bounded, apart] {
             for width in [1, 15, 16, 17, 33, 48] {
                 let x: Vec<f32> = (0..3 * 2 * width).map(value).collect();
                 let dy: Vec<f32> = (0..3 * width).map(|i| value(i + 1)).collect();

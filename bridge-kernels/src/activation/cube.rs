@@ -132,12 +132,13 @@ fn bounded_linear(x: f32, limit: f32, offset: f32) -> Bounded {
 }
 
 /// `x` is `[n, 2, f]`: gates, then the linear half; `width` is `f` in vectors. Only a `limited`
-/// unit reads `limit` and `offset`.
+/// unit reads the limits and `offset`.
 #[cube(launch)]
 fn gated_forward<X: Float, N: Size>(
     x: &[Vector<X, N>],
     y: &mut [Vector<X, N>],
     width: u32,
+    gate_limit: f32,
     limit: f32,
     offset: f32,
     #[comptime] kind: Activation,
@@ -158,7 +159,7 @@ fn gated_forward<X: Float, N: Size>(
         let mut gate = gates.extract(lane);
         let mut up = ups.extract(lane);
         if comptime!(limited) {
-            gate = bounded_above(gate, limit).value;
+            gate = bounded_above(gate, gate_limit).value;
             up = bounded_linear(up, limit, offset).value;
         }
         ups.insert(lane, at(gate, kind).value * up);
@@ -174,6 +175,7 @@ fn gated_backward<X: Float, N: Size>(
     dy: &[Vector<X, N>],
     dx: &mut [Vector<X, N>],
     width: u32,
+    gate_limit: f32,
     limit: f32,
     offset: f32,
     #[comptime] kind: Activation,
@@ -198,7 +200,7 @@ fn gated_backward<X: Float, N: Size>(
         let mut dgate = slope;
         let mut dup = slope;
         if comptime!(limited) {
-            let bounded = bounded_above(gate, limit);
+            let bounded = bounded_above(gate, gate_limit);
             gate = bounded.value;
             dgate *= bounded.passes;
             let bounded = bounded_linear(up, limit, offset);
@@ -245,7 +247,7 @@ pub(super) fn activation_gradient<const D: usize>(
 /// See [`crate::glu`].
 pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> {
     let unit = unit.into();
-    let (kind, is_limited, (limit, offset)) = (unit.activation, !unit.is_plain(), unit.limits());
+    let (kind, is_limited, ([gate_limit, limit], offset)) = (unit.activation, !unit.is_plain(), unit.limits());
     let [b, t, double] = x_bt2f.dims();
     let width = u32::try_from(double / 2).ok()?;
     let x = Buffer::from_tensor(x_bt2f)?;
@@ -261,6 +263,7 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
         x.arg(),
         y.arg(),
         width,
+        gate_limit,
         limit,
         offset,
         kind,
@@ -282,6 +285,7 @@ pub fn glu(x_bt2f: &Tensor<3>, unit: impl Into<GatedUnit>) -> Option<Tensor<3>> 
             dy_arg,
             dx_arg,
             width,
+            gate_limit,
             limit,
             offset,
             kind,

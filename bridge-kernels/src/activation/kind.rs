@@ -17,7 +17,7 @@ pub enum Activation {
     QuickGelu,
 }
 
-/// Combination of the two halves of a gated unit's input: `activation(min(gate, clamp)) *
+/// Combination of the two halves of a gated unit's input: `activation(min(gate, gate_clamp)) *
 /// (clamp(linear, -clamp, clamp) + linear_offset)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedUnit {
@@ -26,6 +26,8 @@ pub struct GatedUnit {
     /// Bound of the gate from above, and of the linear half on both sides; without it neither has
     /// one.
     pub clamp: Option<f64>,
+    /// Bound of the gate where it is not `clamp`.
+    pub gate_clamp: Option<f64>,
     /// Added to the linear half.
     pub linear_offset: f64,
 }
@@ -33,19 +35,20 @@ pub struct GatedUnit {
 impl GatedUnit {
     /// True if there is no clamp and no offset.
     pub(super) fn is_plain(&self) -> bool {
-        self.clamp.is_none() && self.linear_offset == 0.0
+        self.clamp.is_none() && self.gate_clamp.is_none() && self.linear_offset == 0.0
     }
 
-    /// Clamp, infinite without one, and offset.
-    pub(super) fn limits(&self) -> (f32, f32) {
-        (self.clamp.map_or(f32::INFINITY, |clamp| clamp as f32), self.linear_offset as f32)
+    /// Bounds of the gate and of the linear half, infinite without one, and offset.
+    pub(super) fn limits(&self) -> ([f32; 2], f32) {
+        let bounds = [self.gate_clamp.or(self.clamp), self.clamp];
+        (bounds.map(|bound| bound.map_or(f32::INFINITY, |bound| bound as f32)), self.linear_offset as f32)
     }
 }
 
 /// The gated unit that has no more than its non-linearity.
 impl From<Activation> for GatedUnit {
     fn from(activation: Activation) -> Self {
-        Self { activation, clamp: None, linear_offset: 0.0 }
+        Self { activation, clamp: None, gate_clamp: None, linear_offset: 0.0 }
     }
 }
 

@@ -103,11 +103,13 @@ pub fn glu_reference(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Tensor<3>
     assert!(width % 2 == 0, "a gated activation needs an even last dimension, got {width}");
     let dtype = x_bt2f.dtype();
     let x = widen(x_bt2f);
-    let GatedUnit { activation, clamp, linear_offset } = unit.into();
+    let GatedUnit { activation, clamp, gate_clamp, linear_offset } = unit.into();
     let mut gate = x.clone().narrow(2, 0, width / 2);
     let mut up = x.narrow(2, width / 2, width / 2);
-    if let Some(clamp) = clamp {
+    if let Some(clamp) = gate_clamp.or(clamp) {
         gate = gate.clamp_max(clamp);
+    }
+    if let Some(clamp) = clamp {
         up = up.clamp(-clamp, clamp);
     }
     if linear_offset != 0.0 {

@@ -28,8 +28,9 @@ fn outputs_and_gradients() {
         .check();
         let (b, t, f) = (2, 5, 37);
         let pairs = |x: &[Tensor<1>]| -> Tensor<3> { x[0].clone().reshape([b, t, 2 * f]) };
-        let limited = |clamp, linear_offset| GatedUnit { activation: kind, clamp, linear_offset };
-        for unit in [kind.into(), limited(Some(0.4), 1.0), limited(None, -0.7)] {
+        let limited = |clamp, linear_offset| GatedUnit { clamp, linear_offset, ..kind.into() };
+        let apart = GatedUnit { gate_clamp: Some(0.6), ..limited(Some(0.4), 0.0) };
+        for unit in [kind.into(), limited(Some(0.4), 1.0), limited(None, -0.7), apart] {
             Case {
                 name: &format!("{unit:?}"),
                 inputs: vec![values(2, b * t * 2 * f)],

@@ -36,7 +36,7 @@ fn layers() {
 
 #[test]
 fn feed_forward_blocks() {
-    let limited = GatedUnit { activation: Activation::QuickGelu, clamp: Some(0.9), linear_offset: 1.0 };
+    let limited = GatedUnit { clamp: Some(0.9), linear_offset: 1.0, ..Activation::QuickGelu.into() };
     let (c, f) = (5, 7);
     for (counts, unit, has_bias) in [
         ([3, 0, 2], FeedForwardUnit::Gated(Activation::Silu.into()), false),

@@ -74,16 +74,17 @@ fn xielu_has_gradients_of_its_slopes() {
     }
 }
 
-/// Gated units without limits, with one of them, and with both; the clamp is well within the
-/// values.
-fn units(activation: Activation) -> [GatedUnit; 4] {
-    let of = |clamp, linear_offset| GatedUnit { activation, clamp, linear_offset };
-    [activation.into(), of(Some(0.4), 0.0), of(None, -0.7), of(Some(0.4), 1.0)]
+/// Gated units without limits, with one of them, with both, and with a bound of the gate of its
+/// own; the clamps are well within the values.
+fn units(activation: Activation) -> [GatedUnit; 5] {
+    let of = |clamp, linear_offset| GatedUnit { clamp, linear_offset, ..activation.into() };
+    let apart = GatedUnit { gate_clamp: Some(0.6), ..of(Some(0.4), 0.0) };
+    [activation.into(), of(Some(0.4), 0.0), of(None, -0.7), of(Some(0.4), 1.0), apart]
 }
 
 #[test]
 fn a_clamp_stops_the_gradient_beyond_it_and_no_bound_hides_nan() {
-    let unit = GatedUnit { activation: Activation::Relu, clamp: Some(2.0), linear_offset: 1.0 };
+    let unit = GatedUnit { clamp: Some(2.0), linear_offset: 1.0, ..Activation::Relu.into() };
     // Gates, then the linear half: within, at the bound, beyond it on either side, not a number.
     let x = [1.0, 2.0, 3.0, -9.0, f32::NAN, 1.5, 1.0, 5.0, -5.0, 2.0, 1.0, f32::NAN];
     let x = tensor(&x, [1, 1, 12], &Device::flex().autodiff()).require_grad();

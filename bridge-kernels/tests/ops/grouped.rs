@@ -82,7 +82,7 @@ fn check_mlp(counts: &[usize], unit: FeedForwardUnit, has_bias: bool) {
 
 #[test]
 fn feed_forward_blocks() {
-    let limited = GatedUnit { activation: Activation::QuickGelu, clamp: Some(0.9), linear_offset: 1.0 };
+    let limited = GatedUnit { clamp: Some(0.9), linear_offset: 1.0, ..Activation::QuickGelu.into() };
     check_mlp(&[3, 0, 2], FeedForwardUnit::Gated(Activation::Silu.into()), false);
     check_mlp(&[1, 2], FeedForwardUnit::Gated(limited), true);
     check_mlp(&[0, 4, 1], FeedForwardUnit::Plain(Activation::GeluTanh), true);

@@ -173,7 +173,7 @@ fn inputs_that_are_made_again_give_the_bits_of_those_that_are_kept() {
         gated.reshaped(|y_bti| y_bti.reshape([n, i]))
     };
     type Made<'a> = (&'a str, Vec<Vec<f32>>, Box<dyn Fn(&[Tensor<1>]) -> Recomputable<2> + 'a>);
-    let limited = GatedUnit { activation: Activation::QuickGelu, clamp: Some(1.5), linear_offset: 1.0 };
+    let limited = GatedUnit { clamp: Some(1.5), linear_offset: 1.0, ..Activation::QuickGelu.into() };
     let cases: Vec<Made<'_>> = vec![
         ("rms", of_norm[..2].to_vec(), Box::new(|t| residual_rms_norm(x_of(t), t[1].clone(), 1e-5).0)),
         ("layer norm", of_norm[..2].to_vec(), Box::new(|t| residual_layer_norm(x_of(t), t[1].clone(), None, 1e-5).0)),

@@ -174,10 +174,9 @@ pub fn activation(x: &[f64], kind: Activation) -> Vec<f64> {
 
 /// `x [n, 2 f]`: rows of gate and then up.
 pub fn glu(x: &[f64], f: usize, unit: impl Into<GatedUnit>) -> Vec<f64> {
-    let GatedUnit { activation, clamp, linear_offset } = unit.into();
-    let clamp = clamp.unwrap_or(f64::INFINITY);
-    let of =
-        |gate: f64, up: f64| activation_of(gate.min(clamp), activation) * (up.clamp(-clamp, clamp) + linear_offset);
+    let GatedUnit { activation, clamp, gate_clamp, linear_offset } = unit.into();
+    let [most, clamp] = [gate_clamp.or(clamp), clamp].map(|bound| bound.unwrap_or(f64::INFINITY));
+    let of = |gate: f64, up: f64| activation_of(gate.min(most), activation) * (up.clamp(-clamp, clamp) + linear_offset);
     let row = |x: &[f64]| (0..f).map(|i| of(x[i], x[f + i])).collect::<Vec<_>>();
     x.chunks(2 * f).flat_map(row).collect()
 }

@@ -208,6 +208,10 @@ config_table! {
         /// Bound of a gated unit's gate from above and of its linear half on both sides.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation_clamp: Option<f64> = None => setting!(activation_func_clamp_value);
+        /// Bound, by layer, of the activated gate of a gated unit from above and of its linear half
+        /// on both sides; 0 is none. Experts have bounds of their own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output_limits: Option<Vec<f64>> = None => setting!(glu_output_limits);
         /// Added to the linear half of a gated unit.
         #[serde(default)]
         linear_offset: f64 = 0.0 => setting!(glu_linear_offset);
@@ -421,6 +425,9 @@ config_table! {
             read: |section, _| Ok(moe_codecs::expert_size(section)),
             write: |size, _, section| section.moe_ffn_hidden_size = Some(*size),
         };
+        /// Bounds of the experts' units by layer, as `output_limits` of other blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        output_limits: Option<Vec<f64>> = None => setting!(moe_glu_output_limits);
         /// Width that experts read and write, with linear layers from and to the residual stream;
         /// `None` is that of the stream.
         #[serde(default)]

@@ -180,7 +180,15 @@ impl DecoderConfig {
             activation,
             clamp: self.activation_clamp,
             linear_offset: self.linear_offset,
+            ..activation.into()
         }))
+    }
+
+    /// Bounds of the units of layer `index` (global): of its dense or shared block, and of experts.
+    pub(crate) fn output_limits(&self, index: usize) -> [Option<f64>; 2] {
+        let of_experts = self.moe.as_ref().and_then(|moe| moe.output_limits.as_ref());
+        [self.output_limits.as_ref(), of_experts]
+            .map(|limits| limits.and_then(|limits| limits.get(index).copied()).filter(|limit| *limit > 0.0))
     }
 
     /// Divisor of initial hidden matrices: with muP the root of the width multiplier (Yang et al.,

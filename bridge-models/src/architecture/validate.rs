@@ -287,6 +287,23 @@ impl DecoderConfig {
             ),
             ("model.glu_linear_offset", self.linear_offset != 0.0, self.linear_offset.is_finite()),
         ];
+        let of_experts = self.moe.as_ref().and_then(|moe| moe.output_limits.as_ref());
+        for (key, limits) in
+            [("model.glu_output_limits", self.output_limits.as_ref()), ("model.moe_glu_output_limits", of_experts)]
+        {
+            let Some(limits) = limits else { continue };
+            let is_limit = |limit: &f64| *limit >= 0.0 && limit.is_finite();
+            if limits.len() != self.num_layers || !limits.iter().all(is_limit) {
+                let message = format!("expected a number of at least 0 for each of {} layers", self.num_layers);
+                return Err(invalid(key, message));
+            }
+            let has_unit = self.gated_linear_unit && self.activation == Activation::Silu;
+            let is_beside = self.moe.as_ref().is_some_and(|moe| moe.dense_beside);
+            if !has_unit || is_beside || self.hybrid.is_some() || self.encoder.is_some() {
+                let message = "needs gated_linear_unit = true with activation_func = \"silu\", and neither a hybrid, an encoder nor moe_dense_beside";
+                return Err(invalid(key, message.into()));
+            }
+        }
         let has_unit = self.gated_linear_unit && self.activation == Activation::QuickGelu;
         match set.into_iter().find(|(_, is_set, is_number)| !is_number || (*is_set && !has_unit)) {
             None => Ok(()),

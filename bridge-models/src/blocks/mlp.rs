@@ -86,6 +86,15 @@ impl Mlp {
         Self { gate_multiplier, ..Self::with_second(config, config.hidden_size, f, scope, Linear::new) }
     }
 
+    /// The block of which the SiLU of a gate is at most `limit`, and the linear half within it on
+    /// both sides. SiLU rises where it is positive: the gate is bounded instead.
+    pub fn limited(mut self, limit: Option<f64>) -> Self {
+        if let (Some(FeedForwardUnit::Gated(unit)), Some(limit)) = (&mut self.unit, limit) {
+            (unit.clamp, unit.gate_clamp) = (Some(limit), Some(inverse_silu(limit)));
+        }
+        self
+    }
+
     /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
     /// a term of a sum ([`Self::forward_term`]).
     pub fn of_terms(config: &DecoderConfig, c: usize, f: usize, scope: &Scope, ranks: usize) -> Self {
@@ -233,4 +242,28 @@ fn with_gate_scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
     let half = |factor: f64| Tensor::<1>::full([columns / 2], factor, (&x.device(), x.dtype()));
     let factors = Tensor::cat(vec![half(factor), half(1.0)], 0);
     x * factors.unsqueeze()
+}
+
+/// The number whose SiLU is `y`, above 0, by bisection: `x - silu(x)` is between 0 and 0.28 there.
+fn inverse_silu(y: f64) -> f64 {
+    let (mut low, mut high) = (y, y + 0.28);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        let is_below = middle / (1.0 + (-middle).exp()) < y;
+        (low, high) = if is_below { (middle, high) } else { (low, middle) };
+    }
+    high
+}
+
+#[cfg(test)]
+mod tests {
+    use super::inverse_silu;
+
+    #[test]
+    fn the_inverse_of_silu_is_one() {
+        for y in [1e-6, 0.03, 0.4, 1.0, 2.5, 7.0, 16.0, 300.0] {
+            let x = inverse_silu(y);
+            assert!((x / (1.0 + (-x).exp()) / y - 1.0).abs() < 1e-9, "{y}: {x}");
+        }
+    }
 }

@@ -209,6 +209,8 @@ fn layers() -> Vec<Row> {
         row("model.activation_func", &ungated, &["gelu", "xielu"]).moves("loss_1 shapes slices"),
         // The first product's outputs are about 0.1 large.
         row("model.activation_func_clamp_value", &quick, &[AS_IT_IS, "0.05"]).moves("loss_1"),
+        row("model.glu_output_limits", &tiny_with(&["model.activation_func=silu"]), &[AS_IT_IS, "[0.02, 0.0]"])
+            .moves("loss_1"),
         row("model.glu_linear_offset", &quick, &[AS_IT_IS, "1"]).moves("loss_1"),
         row("model.mtp_num_layers", &tiny(), &[AS_IT_IS, "1", "2"])
             .moves("grad_norm_1 keys console events flops shapes slices"),

@@ -225,6 +225,10 @@ section! {
             needs("model.activation_func = quick_gelu");
         /// Added to the linear half of the gated unit; for quick_gelu.
         glu_linear_offset: f64 = 0.0, needs("model.gated_linear_unit"), needs("model.activation_func = quick_gelu");
+        /// Bound, by layer, of the gated unit's activated gate from above and of its linear half on
+        /// both sides; 0 is none. Experts have their own (ours).
+        glu_output_limits: Option<Vec<f64>> = None, Limits::at_least(0.0), needs("model.gated_linear_unit"),
+            needs("model.activation_func = silu");
         /// Dropout of the residual stream.
         @training hidden_dropout: f64 = 0.1, Limits::BELOW_ONE;
         /// Dropout after the embedding; null is `hidden_dropout`.
@@ -710,6 +714,10 @@ section! {
         /// The router reads the stream divided by its root mean square, with learned factors, and
         /// the weights of experts have learned factors too (ours).
         moe_router_scales: bool = false;
+        /// `glu_output_limits` of experts, not of shared ones (ours).
+        moe_glu_output_limits: Option<Vec<f64>> = None, Limits::at_least(0.0),
+            needs("model.gated_linear_unit"),
+            needs("model.activation_func = silu");
         /// Gate of the shared expert.
         moe_shared_expert_gate: bool = false, needs("model.moe_shared_expert_intermediate_size");
         refused moe_shared_expert_overlap = false, "Overlap of the shared expert."

@@ -140,6 +140,15 @@ impl Moe {
         }
     }
 
+    /// The block with these bounds of the units of shared and of routed experts
+    /// ([`Mlp::limited`]).
+    pub fn limited(mut self, [shared, routed]: [Option<f64>; 2]) -> Self {
+        self.shared_experts = self.shared_experts.map(|block| block.limited(shared));
+        let experts = self.experts.local_experts.into_iter();
+        self.experts.local_experts = experts.map(|expert| expert.limited(routed)).collect();
+        self
+    }
+
     /// Cost of the block.
     pub fn cost(config: &DecoderConfig, moe: &MoeConfig, work: &Workload) -> SegmentCost {
         cost::cost(config, moe, work)

@@ -338,6 +338,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/residual/blocks" => json!(if value == "parallel" { "sequential" } else { "parallel" }),
             "/window_size" => json!(4),
             "/windowed/attention_sinks" => json!(true),
+            "/output_limits" | "/moe/output_limits" => json!([0.25, 0.5, 0.0]),
             path if path.starts_with("/windowed/") => json!(2),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),
             "/position_embedding/rope/windowed_base" => json!(50.0),

@@ -61,8 +61,8 @@ const OF_PATTERN: [&str; 4] =
     ["attention_input_multiplier", "attention_output_multiplier", "mlp_gate_multiplier", "mlp_output_multiplier"];
 
 /// Settings of feed-forward blocks, of experts too.
-const OF_FEED_FORWARD: [&str; 4] =
-    ["activation_func", "activation_func_clamp_value", "gated_linear_unit", "glu_linear_offset"];
+const OF_FEED_FORWARD: [&str; 5] =
+    ["activation_func", "activation_func_clamp_value", "gated_linear_unit", "glu_linear_offset", "glu_output_limits"];
 
 /// The section of a kind. If a `mamba` has no pattern, every layer is a Mamba layer.
 pub fn section_of_kind(kind: &str, section: &TransformerConfig) -> TransformerConfig {

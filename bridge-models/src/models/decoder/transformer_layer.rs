@@ -115,11 +115,11 @@ enum FeedForward {
 
 impl FeedForward {
     fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
-        let f = config.ffn_size(index);
+        let (f, limits) = (config.ffn_size(index), config.output_limits(index));
         match config.moe_layer(index).filter(|moe| !moe.shortcut) {
             Some(moe) if moe.dense_beside => Self::Both(DenseAndExperts::new(config, moe, f, scope)),
-            Some(moe) => Self::Moe(Moe::new(config, moe, scope)),
-            None => Self::Dense(Mlp::new(config, f, scope)),
+            Some(moe) => Self::Moe(Moe::new(config, moe, scope).limited(limits)),
+            None => Self::Dense(Mlp::new(config, f, scope).limited(limits[0])),
         }
     }
 

@@ -179,7 +179,7 @@ pub fn gates() -> [DecoderConfig; 4] {
 
 /// Features of the smaller families: norms without parameters, a norm of the embedding, rotation by
 /// negative angles, a bias of the output projection, an activation with trained slopes, heads of
-/// other numbers and sizes in windowed layers.
+/// other numbers and sizes in windowed layers, units with bounds by layer.
 pub fn switches() -> [DecoderConfig; 4] {
     let bare = DecoderConfig {
         norm: NormConfig { affine: false, ..llama().norm },
@@ -210,6 +210,7 @@ pub fn switches() -> [DecoderConfig; 4] {
         clip_qkv: Some(1.2),
         value_channels: Some(7),
         value_scale: 0.6,
+        output_limits: Some(vec![0.3, 0.0, 0.5]),
         windowed: WindowedConfig {
             num_attention_heads: Some(4),
             num_query_groups: Some(4),

@@ -269,7 +269,8 @@ impl Model<'_> {
         let h: Vec<f64> = if self.config.gated_linear_unit {
             let limit = self.config.activation_clamp.unwrap_or(f64::INFINITY);
             let linear = |x: f64| x.clamp(-limit, limit) + self.config.linear_offset;
-            (0..f).map(|i| act(h[i].min(limit)) * linear(h[f + i])).collect()
+            let most = self.config.output_limits(layer)[0].unwrap_or(f64::INFINITY);
+            (0..f).map(|i| act(h[i].min(limit)).min(most) * linear(h[f + i]).clamp(-most, most)).collect()
         } else {
             h.into_iter().map(act).collect()
         };

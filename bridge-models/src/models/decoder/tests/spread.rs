@@ -245,6 +245,7 @@ pub fn divisible(config: DecoderConfig) -> DecoderConfig {
         padded_vocab_size: 40,
         no_rope_layers: LayerPattern::None,
         window_layers: LayerPattern::Listed(vec![true, false]),
+        output_limits: config.output_limits.map(|limits| limits[..2].to_vec()),
         ..config
     }
 }
