@@ -84,6 +84,7 @@ mod smollm3;
 mod solar_open;
 mod stablelm;
 mod starcoder2;
+mod step3p5;
 mod t5;
 #[cfg(test)]
 mod testing;
@@ -144,6 +145,7 @@ pub const FAMILIES: &[&Family] = &[
     &vaultgemma::FAMILY,
     &mimo::FAMILY,
     &mimo_v2_flash::FAMILY,
+    &step3p5::FAMILY,
     &afmoe::FAMILY,
     &hunyuan_v1_dense::FAMILY,
     &hunyuan_v1_moe::FAMILY,

@@ -43,6 +43,7 @@ pub(crate) const CLASSES: &[MultimodalClass] = &[
 /// of absent keys. `text_config` lacks all keys that have these values, sizes too; a class that is
 /// not here has the name of its family and all keys.
 pub(crate) const TEXT_CLASSES: &[TextClass] = &[
+    sized("step3p5", "step3p5", [128_815, 4096, 11_264, 45, 64, 8], &[]),
     sized("llama", "llama", [32_000, 4096, 11_008, 32, 32, 0], &[]),
     sized("mistral", "mistral", [32_000, 4096, 14_336, 32, 32, 8], &[]),
     sized("gemma", "gemma", [256_000, 3072, 24_576, 28, 16, 16], &[("head_dim", "256")]),

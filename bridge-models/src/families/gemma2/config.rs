@@ -27,13 +27,14 @@ pub(crate) const LAYERS: &[Setting] = &[
     Setting::KeyValueHeads(4),
     Setting::NamedActivation("hidden_activation", |c| &mut c.activation, "gelu_pytorch_tanh"),
     Setting::Rows(gemma::config::LAYERS),
-    Setting::Keys { read: read_scale, write: write_scale },
+    Setting::Keys { read: |fields, c| read_scale(fields, c, 256.0), write: write_scale },
 ];
 
-/// Scores are divided by the square root of `query_pre_attn_scalar`.
-fn read_scale(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+/// Scores are divided by the square root of `query_pre_attn_scalar`, which is `absent` without a
+/// key.
+pub(crate) fn read_scale(fields: &Fields, config: &mut DecoderConfig, absent: f64) -> Result<(), HfError> {
     let key = "query_pre_attn_scalar";
-    let size = fields.number(key)?.unwrap_or(256.0);
+    let size = fields.number(key)?.unwrap_or(absent);
     fields.require(size > 0.0, key, &size.to_string(), "a number above 0")?;
     config.softmax_scale = scale(size);
     Ok(())
@@ -43,7 +44,8 @@ fn scale(size: f64) -> f64 {
     1.0 / size.sqrt()
 }
 
-fn write_scale(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+/// Writes the divisor of scores.
+pub(crate) fn write_scale(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let size = as_said(config.softmax_scale, scale, config.softmax_scale.powi(-2));
     let is_whole = size.fract() == 0.0 && size < 1e15;
     let value = if is_whole { json!(size as u64) } else { json!(size) };

@@ -204,7 +204,9 @@ impl TransformerLayer {
             pre_mlp_layernorm: norm(norms.before_mlp && !has_dense_beside, last, "pre_mlp_layernorm"),
             feed_forward: FeedForward::new(config, index, &feed_forward),
             post_mlp_layernorm: norm(norms.after_mlp, last, "post_mlp_layernorm"),
-            shortcut: config.shortcut_experts(index).map(|moe| Moe::new(config, moe, &feed_forward)),
+            shortcut: config
+                .shortcut_experts(index)
+                .map(|moe| Moe::new(config, moe, &feed_forward).limited(config.output_limits(index))),
             per_layer: config.per_layer.map(|per_layer| PerLayerBranch::new(config, per_layer, last)),
             layer_scalar: config.layer_scalar.then(|| {
                 let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
