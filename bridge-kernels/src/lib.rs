@@ -64,7 +64,7 @@ pub use activation::{
     Activation, FeedForwardUnit, GatedUnit, XieluParameters, activation, activation_recomputable, glu,
     glu_recomputable, xielu,
 };
-pub use attention::{AttentionOptions, MaxLogit, MaxLogitProbe, attention};
+pub use attention::{AttentionOptions, KeyChoice, MaxLogit, MaxLogitProbe, attention, mark_best};
 pub use causal_conv::{causal_conv, linear_causal_conv};
 pub use cross_entropy::{
     CrossEntropyOptions, OutputLayer, TokenAccuracy, linear_cross_entropy, linear_cross_entropy_counting,

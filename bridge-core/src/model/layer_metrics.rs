@@ -18,6 +18,10 @@ pub const ROUTER_LOSSES: [&str; 4] =
 /// and their number.
 pub const PREDICTION_LOSS: &str = "mtp_loss";
 
+/// Figure of a layer whose attention chooses keys: the sum of the divergence of the choosing scores
+/// from attention over the queries of this rank, and their number.
+pub const INDEXER_LOSS: &str = "indexer_loss";
+
 /// Figure of the head's loss, if it can be computed: the tokens of this rank that the model
 /// predicts correctly, and all that count.
 pub const TOKEN_ACCURACY: &str = "token accuracy";

@@ -62,7 +62,8 @@ pub use freezing::matches_pattern;
 pub use generation::{GenerationState, LayerState};
 pub use last_layer::LastLayer;
 pub use layer_metrics::{
-    ATTENTION_LOGIT, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues, TOKEN_ACCURACY,
+    ATTENTION_LOGIT, INDEXER_LOSS, LayerMetric, LayerMetrics, PREDICTION_LOSS, ROUTER_LOSSES, StepValues,
+    TOKEN_ACCURACY,
 };
 use module_chunk::released;
 pub use module_chunk::{ModuleChunk, Segments};

@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
+use super::choice::KeyChoice;
 use super::heads::Heads;
 use super::max_logit::MaxLogitProbe;
 use crate::cpu::buffer::{Shared, filled};
@@ -51,6 +52,8 @@ pub struct Attention<'a> {
     pub dropout: Option<Mask>,
     /// Document of each token, `[b, t]`.
     pub documents: Option<&'a [i64]>,
+    /// Keys of each query, in place of earlier ones, the window and the documents.
+    pub choice: Option<&'a KeyChoice>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<&'a [f32]>,
     /// Destination of the max logit of the forward pass.
@@ -65,6 +68,11 @@ pub struct Attended {
     pub log_sum_exp: Vec<f32>,
 }
 
+/// Keys of one query among `keys` of its block; an empty range may begin elsewhere.
+pub(super) fn within(visible: Range<usize>, keys: &Range<usize>) -> Range<usize> {
+    if visible.is_empty() { keys.start..keys.start } else { visible }
+}
+
 /// Queries of one block of `t` queries over `s` keys: by the shapes alone.
 pub fn block(t: usize, s: usize) -> usize {
     let fitting = (SCORES / s.max(1)).max(FEWEST_QUERIES);
@@ -77,13 +85,22 @@ impl Attention<'_> {
         block(self.t, self.s)
     }
 
-    /// Keys that are visible to any query of a block.
-    pub(super) fn keys(&self, queries: &Range<usize>) -> Range<usize> {
-        self.visible(queries.start).start..self.visible(queries.end - 1).end
+    /// Keys from the first to the last that are visible to any query of a block.
+    pub(super) fn keys(&self, batch: usize, head: usize, queries: &Range<usize>) -> Range<usize> {
+        let visible = |query| self.visible([batch, head, query]);
+        if self.choice.is_none() {
+            return visible(queries.start).start..visible(queries.end - 1).end;
+        }
+        let all = queries.clone().map(visible).filter(|keys| !keys.is_empty());
+        all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// Keys that are visible to one query, documents aside.
-    pub(super) fn visible(&self, query: usize) -> Range<usize> {
+    /// Keys from the first to the last that are visible to a query of a sequence and head.
+    pub(super) fn visible(&self, place: [usize; 3]) -> Range<usize> {
+        if let Some(choice) = self.choice {
+            return choice.range(self.h, place);
+        }
+        let [_, _, query] = place;
         let position = self.s - self.t + query;
         let first = self.window.map_or(0, |window| position.saturating_sub(window));
         first..position + 1
@@ -99,10 +116,13 @@ impl Attention<'_> {
         self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head])
     }
 
-    /// Puts `-inf` where a key belongs to another document.
+    /// Puts `-inf` where a key belongs to another document or is not chosen.
     #[inline(always)]
-    pub(super) fn mask_other_documents(&self, scores: &mut [f32], batch: usize, query: usize, first_key: usize) {
-        if let Some(documents) = self.documents {
+    pub(super) fn mask_hidden(&self, scores: &mut [f32], place: [usize; 3], first_key: usize) {
+        let [batch, _, query] = place;
+        if let Some(choice) = self.choice {
+            choice.mask(self.h, place, first_key, scores);
+        } else if let Some(documents) = self.documents {
             let documents = &documents[batch * self.t..][..self.t];
             let own = documents[query];
             for (score, document) in scores.iter_mut().zip(&documents[first_key..]) {
@@ -123,9 +143,9 @@ pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_
         (0..b * blocks).into_par_iter().for_each_init(Vec::new, |scores, task| {
             let (batch, start) = (task / blocks, task % blocks * block);
             let queries = start..(start + block).min(t);
-            let keys = attention.keys(&queries);
-            scores.resize((block * keys.len()).max(scores.len()), 0.0);
             for head in 0..h {
+                let keys = attention.keys(batch, head, &queries);
+                scores.resize((block * keys.len()).max(scores.len()), 0.0);
                 let scores = &mut scores[..queries.len() * keys.len()];
                 let group = head / (h / attention.g);
                 let matrix = MatrixMut::new(scores, queries.len(), keys.len());
@@ -163,8 +183,9 @@ fn softmax_block(
     }
     let first_recorded = attention.probe.map_or(usize::MAX, |probe| probe.first_query);
     let mut block_max = None;
-    for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len())).zip(log_sum_exp) {
-        let visible = attention.visible(query);
+    for ((query, row), log_sum_exp) in queries.clone().zip(scores.chunks_exact_mut(keys.len().max(1))).zip(log_sum_exp)
+    {
+        let visible = within(attention.visible([batch, head, query]), keys);
         let (row, masked_right) = row.split_at_mut(visible.end - keys.start);
         let (masked_left, row) = row.split_at_mut(visible.start - keys.start);
         masked_left.fill(0.0);
@@ -172,7 +193,7 @@ fn softmax_block(
         if let Some(cap) = attention.softcap {
             row.iter_mut().for_each(|s| *s = cap * tanh(*s / cap));
         }
-        attention.mask_other_documents(row, batch, query, visible.start);
+        attention.mask_hidden(row, [batch, head, query], visible.start);
         let sink = attention.sink(head);
         let max_logit = max(row);
         if query >= first_recorded {

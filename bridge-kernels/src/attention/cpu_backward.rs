@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::cpu::Attention;
+use super::cpu::{Attention, within};
 use super::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
@@ -141,7 +141,7 @@ fn block(
 ) {
     let Attention { h, g, d, width, scale, .. } = attention;
     let group = head / (h / g);
-    let keys = attention.keys(&queries);
+    let keys = attention.keys(batch, head, &queries);
     let (rows, columns) = (queries.len(), keys.len());
     let size = rows * columns;
     scratch.probabilities.resize(size.max(scratch.probabilities.len()), 0.0);
@@ -186,9 +186,9 @@ fn score_gradients(
     position: BlockPosition<'_>,
 ) {
     let BlockPosition { batch, head, queries, keys } = position;
-    let rows = p.chunks_exact_mut(keys.len()).zip(dp.chunks_exact_mut(keys.len()));
+    let rows = p.chunks_exact_mut(keys.len().max(1)).zip(dp.chunks_exact_mut(keys.len().max(1)));
     for (query, (p, dp)) in queries.clone().zip(rows) {
-        let visible = attention.visible(query);
+        let visible = within(attention.visible([batch, head, query]), keys);
         let (from, to) = (visible.start - keys.start, visible.end - keys.start);
         p[..from].fill(0.0);
         p[to..].fill(0.0);
@@ -206,7 +206,7 @@ fn score_gradients(
         let delta = dot(saved.d_out.row(batch, head, query, width), saved.out.row(batch, head, query, width));
         match attention.softcap {
             None => {
-                attention.mask_other_documents(p, batch, query, visible.start);
+                attention.mask_hidden(p, [batch, head, query], visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
                     let probability = exp_or_zero(*p - log_sum_exp);
                     *dp = probability * (*dp * *factor - delta);
@@ -221,7 +221,7 @@ fn score_gradients(
                     let ratio = *s / cap;
                     *dp = (*dp * factor - delta) * (1.0 - ratio * ratio);
                 }
-                attention.mask_other_documents(p, batch, query, visible.start);
+                attention.mask_hidden(p, [batch, head, query], visible.start);
                 for ((p, dp), factor) in p.iter_mut().zip(dp).zip(factors) {
                     let probability = exp_or_zero(*p - log_sum_exp);
                     *dp *= probability;

@@ -19,7 +19,8 @@ pub(crate) fn problem(
 ) -> Attention<'static> {
     let dropout = options.dropout.filter(|(rate, _)| *rate != 0.0).map(|(rate, key)| Mask::new(rate, key));
     let (scale, softcap, window) = (options.scale as f32, options.softcap.map(|cap| cap as f32), options.window);
-    Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents: None, sinks: None, probe: None }
+    let (documents, choice, sinks, probe) = (None, None, None, None);
+    Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents, choice, sinks, probe }
 }
 
 pub(crate) fn attention(
@@ -38,6 +39,7 @@ pub(crate) fn attention(
     let problem = problem([b, t, s], [h, g, d, width], options);
     let varying = Attention {
         documents: documents.as_deref(),
+        choice: options.choice.as_ref(),
         sinks: sinks.as_ref().map(Values::slice),
         probe: options.probe.as_ref(),
         ..problem
@@ -48,12 +50,13 @@ pub(crate) fn attention(
     let mut inputs = tracked![q_bthd, k_bsgd, v_bsgd];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
     let kept = [q, k, v, saved_out].map(Values::kept);
+    let choice = options.choice.clone();
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {
         let [q, k, v, saved_out] = kept.map(KeptValues::values);
         let d_out = Values::from_gradient(d_out);
         let (q, k, v) = (heads(&q), heads(&k), heads(&v));
         let sinks = sinks.as_ref().map(Values::slice);
-        let attention = Attention { documents: documents.as_deref(), sinks, ..problem };
+        let attention = Attention { documents: documents.as_deref(), choice: choice.as_ref(), sinks, ..problem };
         let saved = Saved { q, k, v, out: heads(&saved_out), log_sum_exp: &log_sum_exp, d_out: heads(&d_out) };
         let [dq, dk, dv] = all_filled([b * t * h * d, b * s * g * d, b * s * g * width], |[dq, dk, dv]| {
             let target = |x, s, heads, d| HeadsMut {

@@ -1,5 +1,6 @@
 //! Causal scaled-dot-product attention with grouped key/value heads.
 
+mod choice;
 pub(crate) mod cpu;
 pub(crate) mod cpu_backward;
 #[cfg(feature = "cube")]
@@ -24,6 +25,7 @@ mod products;
 
 use burn::tensor::{Bool, Int, Tensor};
 
+pub use choice::{KeyChoice, mark_best};
 pub use max_logit::{MaxLogit, MaxLogitProbe};
 pub use options::AttentionOptions;
 pub use parts::workspace_bytes_on_gpu;
@@ -32,7 +34,7 @@ use crate::dropout::dropout;
 use crate::precision::{narrow, widen};
 
 /// Causal attention. Query `i` has position `s - t + i`, so with a KV cache the queries are the
-/// last `t` positions.
+/// last `t` positions. With a [`KeyChoice`] the mask is that choice.
 ///
 /// Scores and their softmax are in float32 whatever the inputs' dtype.
 ///
@@ -45,7 +47,7 @@ use crate::precision::{narrow, widen};
 pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, options: &AttentionOptions) -> Tensor<4> {
     check_shapes(&q_bthd, &k_bsgd, &v_bsgd, options);
     #[cfg(feature = "cube")]
-    {
+    if options.choice.is_none() {
         if let Some(out) = matrix_units::attention(&q_bthd, &k_bsgd, &v_bsgd, options, None) {
             return out;
         }
@@ -76,8 +78,9 @@ fn check_shapes(q_bthd: &Tensor<4>, k_bsgd: &Tensor<4>, v_bsgd: &Tensor<4>, opti
         v_bsgd.dims()
     );
     assert!(g > 0 && h % g == 0, "attention: {h} query heads do not divide into {g} key/value groups");
-    assert!(s >= t, "attention: {t} queries need at least as many keys, got {s}");
-    options.check([b, t, s], h);
+    let needed = if options.choice.is_some() { 0 } else { t };
+    assert!(s >= needed, "attention: {t} queries need at least as many keys, got {s}");
+    options.check([b, t, s], [h, g]);
 }
 
 /// [`attention`] in plain Burn operations; the score matrix is materialised.
@@ -85,7 +88,6 @@ pub fn reference(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
     let [b, t, h, d] = q_bthd.dims();
     let [_, s, g, width] = v_bsgd.dims();
     assert!(h % g == 0, "{h} query heads do not divide into {g} key/value groups");
-    assert!(s >= t, "{t} queries need at least as many keys, got {s}");
     let dtype = q_bthd.dtype();
     let per_group = h / g;
     // Query heads of one group share its keys: fold them into rows, [b, g, per_group * t, d].
@@ -141,6 +143,9 @@ fn masked_keys(
     options: &AttentionOptions,
     device: &burn::tensor::Device,
 ) -> Tensor<5, Bool> {
+    if let Some(choice) = &options.choice {
+        return choice.hidden(0..t, device).unsqueeze_dim(2);
+    }
     let device = device.clone().without_autodiff();
     let query = Tensor::<1, Int>::arange((s - t) as i64..s as i64, &device).reshape([t, 1]);
     let key = Tensor::<1, Int>::arange(0..s as i64, &device).reshape([1, s]);

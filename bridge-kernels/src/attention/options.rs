@@ -2,6 +2,7 @@
 
 use burn::tensor::{Int, Tensor};
 
+use super::choice::KeyChoice;
 use super::max_logit::MaxLogitProbe;
 use crate::dropout::DropoutKey;
 
@@ -20,6 +21,9 @@ pub struct AttentionOptions {
     /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as
     /// queries.
     pub document_ids: Option<Tensor<2, Int>>,
+    /// Keys of each query, `[b, n, t, s]` with `n` 1 or `g`: in place of the causal mask, the window
+    /// and the documents. A query without keys has an output of zeros on CPUs.
+    pub choice: Option<KeyChoice>,
     /// Attention sinks, `[h]`: the softmax of every query of a head includes one more score, the
     /// head's sink, which has no value (Xiao et al., arXiv:2309.17453, section 3.3). Sinks have
     /// gradients.
@@ -37,14 +41,20 @@ impl AttentionOptions {
             softcap: None,
             dropout: None,
             document_ids: None,
+            choice: None,
             sinks_h: None,
             probe: None,
         }
     }
 
     /// Fails on options that do not fit a batch of `b` sequences of `t` queries of `h` heads, and
-    /// `s` keys.
-    pub(crate) fn check(&self, [b, t, s]: [usize; 3], h: usize) {
+    /// `s` keys of `g` heads.
+    pub(crate) fn check(&self, [b, t, s]: [usize; 3], [h, g]: [usize; 2]) {
+        if let Some(choice) = &self.choice {
+            let [_, n, ..] = choice.shape();
+            let fits = choice.shape() == [b, n, t, s] && (n == 1 || n == g);
+            assert!(fits, "attention: {:?} do not choose of [{b}, 1 or {g}, {t}, {s}]", choice.shape());
+        }
         if let Some(sinks_h) = &self.sinks_h {
             assert_eq!(sinks_h.dims(), [h], "attention: one sink a query head is needed");
         }

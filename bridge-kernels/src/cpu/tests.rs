@@ -134,6 +134,7 @@ fn attention_forward_and_backward() {
         softcap: None,
         dropout: None,
         documents: None,
+        choice: None,
         sinks: None,
         probe: None,
     };

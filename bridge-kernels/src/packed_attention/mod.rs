@@ -32,7 +32,8 @@ pub fn packed_attention(
 ) -> Tensor<4> {
     let [b, t, f] = qkv_btf.dims();
     assert_eq!(f, packed.width(), "packed attention: the projection is not as wide as {packed:?}");
-    options.check([b, t, t], packed.groups * packed.queries_per_group);
+    options.check([b, t, t], [packed.groups * packed.queries_per_group, packed.groups]);
+    assert!(options.choice.is_none(), "packed attention: keys are chosen after the projection is split");
     if let Some((table, positions)) = rotary {
         table.check([b, t], packed.head_size, positions);
     }

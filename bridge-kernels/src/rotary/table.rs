@@ -45,6 +45,12 @@ impl RotaryTable {
         Self { cos: self.cos * factor, sin: self.sin * factor, pairing: self.pairing }
     }
 
+    /// The same angles with another pairing.
+    #[must_use]
+    pub fn paired(self, pairing: RotaryPairing) -> Self {
+        Self { pairing, ..self }
+    }
+
     /// The tables, `[length, r / 2]` each.
     pub(crate) fn cos_sin(&self) -> (&Tensor<2>, &Tensor<2>) {
         (&self.cos, &self.sin)

@@ -3,7 +3,7 @@
 use bridge_kernels::Philox;
 use std::sync::Arc;
 
-use bridge_kernels::attention::{AttentionOptions, MaxLogit, MaxLogitProbe, attention, reference};
+use bridge_kernels::attention::{AttentionOptions, KeyChoice, MaxLogit, MaxLogitProbe, attention, reference};
 use bridge_kernels::dropout::{DropoutKey, dropped};
 use burn::tensor::{Device, Tensor};
 
@@ -17,15 +17,36 @@ fn key() -> DropoutKey {
     DropoutKey(Philox::new(77))
 }
 
+/// Keys of each query, the same for all heads.
+fn chosen([batch, _, query, key]: [usize; 4]) -> bool {
+    key == query % 5 || (7 * query + 3 * key + 5 * batch) % 4 == 1
+}
+
+/// Keys of each query of a key head.
+fn chosen_by_group([batch, group, query, key]: [usize; 4]) -> bool {
+    chosen([batch, group, query, key + group])
+}
+
+fn chosen_keys(with: &str) -> Option<fn([usize; 4]) -> bool> {
+    let names = [("by group", chosen_by_group as fn([usize; 4]) -> bool), ("chosen", chosen)];
+    names.into_iter().find(|(name, _)| with.contains(name)).map(|(_, keys)| keys)
+}
+
 /// Everything that may vary, from shapes and the names of options.
-fn options([b, t, _, _, _, d]: Shapes, with: &str) -> (AttentionOptions, Vec<i64>) {
+fn options([b, t, s, _, g, d]: Shapes, with: &str) -> (AttentionOptions, Vec<i64>) {
     let documents: Vec<i64> = (0..b * t).map(|i| (i % t / 4 + i / t) as i64).collect();
     let has = |name| with.contains(name);
+    let choice = chosen_keys(with).map(|is_chosen| {
+        KeyChoice::from_rows([b, if has("by group") { g } else { 1 }, t, s], |[batch, group, query], marks| {
+            marks.iter_mut().enumerate().for_each(|(key, mark)| *mark = is_chosen([batch, group, query, key]));
+        })
+    });
     let options = AttentionOptions {
         window: has("window").then_some(3),
         softcap: has("softcap").then_some(1.5),
         dropout: has("dropout").then_some((RATE, key())),
         document_ids: has("documents").then(|| ints(&documents, [b, t])),
+        choice,
         ..AttentionOptions::causal(d)
     };
     (options, documents)
@@ -50,6 +71,7 @@ fn plain_options(shapes: Shapes, with: &str) -> plain::Attention {
         softcap: o.softcap,
         factors,
         documents,
+        chosen: chosen_keys(with),
         sinks: None,
     }
 }
@@ -103,6 +125,14 @@ fn outputs_and_gradients() {
 }
 
 #[test]
+fn queries_attend_to_the_keys_that_they_choose() {
+    check([2, 7, 7, 3, 1, 5], "chosen");
+    check([1, 11, 13, 4, 2, 3], "chosen by group");
+    check([2, 9, 5, 4, 2, 3], "chosen by group sinks softcap dropout");
+    check([1, 11, 71, 4, 2, 5], "chosen narrow values dropout");
+}
+
+#[test]
 fn heads_of_values_may_be_of_another_size() {
     check([2, 7, 7, 3, 1, 5], "narrow values");
     check([2, 5, 7, 3, 3, 3], "wide values");
@@ -118,6 +148,7 @@ fn sequences_of_several_blocks_match_the_reference() {
         ([1, 67, 67, 1, 1, 256], "softcap"),
         ([2, 131, 131, 4, 2, 17], "sinks window"),
         ([2, 131, 139, 6, 3, 17], "narrow values window"),
+        ([2, 131, 139, 6, 3, 17], "chosen by group"),
     ] {
         let (options, _) = options(shapes, with);
         let run = |operation: fn(Tensor<4>, Tensor<4>, Tensor<4>, &AttentionOptions) -> Tensor<4>| {

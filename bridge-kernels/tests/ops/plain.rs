@@ -51,6 +51,8 @@ pub struct Attention {
     /// Factor on each probability, `[b, h, t, s]`.
     pub factors: Option<Vec<f64>>,
     pub documents: Option<Vec<i64>>,
+    /// Keys in place of all masks: a sequence, key head, query and key to true.
+    pub chosen: Option<fn([usize; 4]) -> bool>,
     /// A score without a value for each query head, `[h]`.
     pub sinks: Option<Vec<f64>>,
 }
@@ -64,10 +66,13 @@ pub fn attention(q: &[f64], k: &[f64], v: &[f64], a: &Attention) -> Vec<f64> {
                 let group = head / (a.h / a.g);
                 let query = (batch * a.t + i) * a.h + head;
                 let key = |j: usize| (batch * a.s + j) * a.g + group;
-                let position = a.s - a.t + i;
+                let position = a.s + i;
                 let seen = |j: &usize| {
-                    *j <= position
-                        && a.window.is_none_or(|w| position - j <= w)
+                    if let Some(chosen) = a.chosen {
+                        return chosen([batch, group, i, *j]);
+                    }
+                    *j + a.t <= position
+                        && a.window.is_none_or(|w| position - a.t - j <= w)
                         && a.documents.as_ref().is_none_or(|d| d[batch * a.t + j] == d[batch * a.t + i])
                 };
                 let keys: Vec<usize> = (0..a.s).filter(seen).collect();

@@ -187,9 +187,22 @@ config_table! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         linear_attention: Option<LinearAttentionConfig> = None => SettingCodec {
             read: |section, _| {
-                section.experimental_attention_variant.map(|_| LinearAttentionConfig::read(section)).transpose()
+                let linear = section.experimental_attention_variant.filter(|variant| *variant != AttentionVariant::Dsa);
+                linear.map(|_| LinearAttentionConfig::read(section)).transpose()
             },
             write: |linear, _, section| linear.iter().for_each(|linear| linear.write(section)),
+        };
+        /// Softmax attention to chosen keys.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        indexer: Option<IndexerConfig> = None => SettingCodec {
+            read: |section, _| section.dsa_indexer_topk.map(|_| IndexerConfig::read(section)).transpose(),
+            write: |indexer, decoder, section| {
+                let Some(indexer) = indexer else { return };
+                indexer.write(section);
+                section.experimental_attention_variant.get_or_insert(AttentionVariant::Dsa);
+                let epsilon = Some(indexer.norm_epsilon);
+                section.dsa_indexer_k_norm_epsilon = epsilon.filter(|epsilon| *epsilon != decoder.norm.epsilon);
+            },
         };
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -372,6 +385,30 @@ config_table! {
         norm_epsilon: Option<f64> = None => setting!(linear_norm_epsilon);
         /// Place of these layers' norms, where it is not the model's.
         norms: Option<NormPlacement> = None => setting!(linear_norm_placement);
+    }
+}
+
+config_table! {
+    /// Choice of the keys that queries attend to.
+    #[derive(Copy)]
+    pub struct IndexerConfig {
+        /// Heads of the indexer.
+        heads: usize = 64 => setting_or!(dsa_indexer_n_heads, |_| 0);
+        /// Elements of a head.
+        head_size: usize = 128 => setting_or!(dsa_indexer_head_dim, |_| 0);
+        /// Keys of a query.
+        topk: usize = 2048 => setting_or!(dsa_indexer_topk, |_| 0);
+        /// Weight of the loss of the indexer; 0 freezes it.
+        loss_coeff: f64 = 0.0 => setting_or_omitted!(dsa_indexer_loss_coeff, |_| 0.0);
+        /// The loss is over the chosen keys.
+        sparse_loss: bool = false => setting!(dsa_indexer_use_sparse_loss);
+        /// Pair even with odd elements in rotation instead of the two halves.
+        interleaved: bool = false => setting!(dsa_indexer_rope_interleaved);
+        /// Epsilon of the norm of keys.
+        norm_epsilon: f64 = 1e-6 => SettingCodec {
+            read: |section, _| Ok(section.dsa_indexer_k_norm_epsilon.unwrap_or(section.layernorm_epsilon)),
+            write: |_, _, _| {},
+        };
     }
 }
 

@@ -25,7 +25,7 @@ impl LinearAttentionConfig {
     /// Decays of a token.
     pub fn decay_size(&self) -> usize {
         match self.variant {
-            AttentionVariant::GatedDeltaNet => self.num_value_heads,
+            AttentionVariant::GatedDeltaNet | AttentionVariant::Dsa => self.num_value_heads,
             AttentionVariant::KimiDeltaAttention => self.num_value_heads.saturating_mul(self.key_head_size),
         }
     }

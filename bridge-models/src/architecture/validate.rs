@@ -8,7 +8,8 @@ use bridge_core::model::ModelBuildError;
 
 use super::choices::{LayerPattern, RopeScaling};
 use super::config::{
-    DecoderConfig, LatentConfig, MoeConfig, PerLayerConfig, PositionEmbedding, ResidualConfig, RopeConfig,
+    DecoderConfig, IndexerConfig, LatentConfig, MoeConfig, PerLayerConfig, PositionEmbedding, ResidualConfig,
+    RopeConfig,
 };
 use super::hybrid::HybridBlock;
 use super::limits::{LARGEST_SIZE, invalid};
@@ -87,6 +88,9 @@ impl DecoderConfig {
         self.validate_prediction()?;
         if let Some(latent) = &self.latent {
             self.validate_latent(latent)?;
+        }
+        if let Some(indexer) = &self.indexer {
+            self.validate_indexer(indexer)?;
         }
         let moe_layers = self.moe.as_ref().map(|moe| ("model.moe_layer_freq", &moe.layers));
         let linear_layers =
@@ -267,6 +271,40 @@ impl DecoderConfig {
         if self.qk_l2_norm {
             let message = "expected false with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_l2_norm", message.into()));
+        }
+        Ok(())
+    }
+
+    fn validate_indexer(&self, indexer: &IndexerConfig) -> Result<(), ModelBuildError> {
+        let rotated = match &self.position_embedding {
+            PositionEmbedding::Rope(rope) => rope.rotary_size(self.rotary_head()),
+            _ => 1,
+        };
+        let sizes = [
+            ("model.dsa_indexer_topk", indexer.topk, 1),
+            ("model.dsa_indexer_n_heads", indexer.heads, 1),
+            ("model.dsa_indexer_head_dim", indexer.head_size, rotated),
+        ];
+        if let Some((key, size, least)) =
+            sizes.into_iter().find(|(_, size, least)| !(*least..=LARGEST_SIZE).contains(size))
+        {
+            return Err(invalid(key, format!("expected from {least} to {LARGEST_SIZE}, found {size}")));
+        }
+        let numbers = [
+            ("model.dsa_indexer_loss_coeff", indexer.loss_coeff, indexer.loss_coeff >= 0.0),
+            ("model.dsa_indexer_k_norm_epsilon", indexer.norm_epsilon, indexer.norm_epsilon > 0.0),
+        ];
+        if let Some((key, number, _)) = numbers.into_iter().find(|(_, number, fits)| !(*fits && number.is_finite())) {
+            return Err(invalid(key, format!("expected a finite number that is not negative, found {number}")));
+        }
+        let key = "model.dsa_indexer_loss_coeff";
+        if self.latent.is_none() {
+            let message = "needs multi_latent_attention = true, whose keys it chooses";
+            return Err(invalid("model.dsa_indexer_topk", message.into()));
+        }
+        if indexer.loss_coeff > 0.0 && self.recomputed.mla_up_proj {
+            let message = "expected null with \"mla_up_proj\" in recompute_modules, which runs attention twice";
+            return Err(invalid(key, message.into()));
         }
         Ok(())
     }

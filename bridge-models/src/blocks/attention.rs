@@ -4,7 +4,8 @@ use bridge_core::config::{Normalization, QkNormScope};
 use std::sync::Arc;
 
 use bridge_core::model::{
-    Exchange, ParameterRole, PassKind, Scope, SegmentCost, TensorPartition, TrafficKind, WeightGradientStore, Workload,
+    Auxiliary, Exchange, ParameterRole, PassKind, Scope, SegmentCost, TensorPartition, TrafficKind,
+    WeightGradientStore, Workload,
 };
 use bridge_dist::comm::Operation;
 use bridge_dist::mesh::GroupKind;
@@ -141,6 +142,10 @@ pub(crate) struct AttentionInput<'a> {
     pub recurrent: Option<&'a mut RecurrentState>,
     /// Destination of the max logit, if it is recorded.
     pub max_logit: Option<Arc<MaxLogit>>,
+    /// Global number of the layer.
+    pub layer: usize,
+    /// Scale and destination of losses of the layer's own.
+    pub auxiliary: Auxiliary<'a>,
 }
 
 /// Keys and values of one layer that later layers use too: `[b, t, g, d]` and `[b, t, g, w]`, as
@@ -407,6 +412,7 @@ impl SelfAttention {
             softcap: self.settings.softcap,
             dropout: dropout(self.settings.dropout, input.dropout_key, regions),
             document_ids: input.document_ids.clone(),
+            choice: None,
             sinks_h: self.softmax_offset.as_ref().map(|sinks_h| sinks_h.val()),
             probe: input.max_logit.map(|max_logit| MaxLogitProbe { max_logit, first_query: 0 }),
         };

@@ -27,7 +27,8 @@ pub(crate) struct Heads {
 ///
 /// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw.
 /// With document boundaries the kernel wants as many queries as keys, so that queries of tokens
-/// before the chunk, of zeros, are computed and dropped.
+/// before the chunk, of zeros, are computed and dropped. A choice of keys is one of the whole
+/// sequence's.
 pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
     let group = regions.context();
     if group.size() == 1 {
@@ -35,6 +36,9 @@ pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions)
     }
     let k_bsgd = all_gather(heads.k_btgd, SEQUENCE, Cut::Zigzag, group);
     let v_bsgd = all_gather(heads.v_btgd, SEQUENCE, Cut::Zigzag, group);
+    if options.choice.is_some() {
+        return attention(heads.q_bthd, k_bsgd, v_bsgd, &options);
+    }
     let documents_bs = options.document_ids.clone().map(|ids_bt| all_gather_int(ids_bt, SEQUENCE, Cut::Zigzag, group));
     let [b, s, ..] = k_bsgd.dims();
     let [_, _, h, d] = heads.q_bthd.dims();

@@ -245,7 +245,7 @@ impl GatedDeltaNet {
         };
         let gate_bthp = heads(gate_btf, p);
         let gate_bthp = match s.variant {
-            AttentionVariant::GatedDeltaNet => silu(gate_bthp),
+            AttentionVariant::GatedDeltaNet | AttentionVariant::Dsa => silu(gate_bthp),
             AttentionVariant::KimiDeltaAttention => sigmoid(gate_bthp),
         };
         let y_bthp = rms_norm(y_bthp, self.out_norm.weight.val(), s.epsilon) * gate_bthp;

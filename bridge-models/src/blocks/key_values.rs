@@ -1,4 +1,4 @@
-//! KV cache: keys and values of a generation, all or those inside the window.
+//! KV cache: keys and values of a generation, and others by token, all or those inside the window.
 
 use burn::tensor::{Int, Tensor};
 
@@ -10,14 +10,14 @@ const SEQUENCE: usize = 1;
 pub(crate) struct KeyValues {
     /// Tokens that a query sees to its left: no more are kept. `None` keeps all.
     window: Option<usize>,
-    /// `[b, s, g, d]` each.
-    kept: Option<[Tensor<4>; 2]>,
+    /// `[b, s, g, d]` each; empty before the first token.
+    kept: Vec<Tensor<4>>,
 }
 
 impl KeyValues {
     /// Empty cache of a layer with this window.
     pub fn new(window: Option<usize>) -> Self {
-        Self { window, kept: None }
+        Self { window, kept: Vec::new() }
     }
 
     /// Appends keys and values of new tokens and returns those that the new tokens may attend to,
@@ -26,18 +26,16 @@ impl KeyValues {
     /// # Shapes
     /// `[b, t, g, d]` each -> `[b, s, g, d]` each, where `s` counts the tokens kept and the new
     /// ones.
-    pub fn append(&mut self, new: [Tensor<4>; 2]) -> [Tensor<4>; 2] {
-        let all = match self.kept.take() {
-            Some([k, v]) => {
-                let [new_k, new_v] = new;
-                [Tensor::cat(vec![k, new_k], SEQUENCE), Tensor::cat(vec![v, new_v], SEQUENCE)]
-            }
+    pub fn append<const N: usize>(&mut self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
+        let mut kept = std::mem::take(&mut self.kept).into_iter();
+        let all = new.map(|new| match kept.next() {
+            Some(kept) => Tensor::cat(vec![kept, new], SEQUENCE),
             None => new,
-        };
+        });
         self.kept = match self.window {
-            Some(0) => None,
-            Some(window) => Some(all.clone().map(|x| last(x, window))),
-            None => Some(all.clone()),
+            Some(0) => Vec::new(),
+            Some(window) => all.iter().cloned().map(|x| last(x, window)).collect(),
+            None => all.to_vec(),
         };
         all
     }
@@ -86,7 +84,7 @@ mod tests {
                 let expected: Vec<f32> = (seen - first..seen + part).map(|i| i as f32).collect();
                 assert_eq!(values(state.append(tokens(seen..seen + part))), expected, "window {window}");
                 seen += part;
-                let kept = state.kept.as_ref().map_or(0, |[k, _]| k.dims()[SEQUENCE]);
+                let kept = state.kept.first().map_or(0, |k| k.dims()[SEQUENCE]);
                 assert_eq!(kept, seen.min(window), "window {window}, {seen} tokens seen");
             }
         }

@@ -13,12 +13,13 @@ use bridge_core::model::{
 };
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
-use bridge_kernels::{AttentionOptions, DropoutKey, MaxLogitProbe, Recomputable, RotaryTable, apply_rotary};
+use bridge_kernels::{AttentionOptions, DropoutKey, KeyChoice, MaxLogitProbe, Recomputable, RotaryTable, apply_rotary};
 use burn::module::Module;
 use burn::tensor::{Int, Tensor};
 
 use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes, statistics_bytes};
 use super::context_parallel::{Heads, attend};
+use super::indexer::{Indexer, Teacher, VisibleKeys};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
@@ -45,6 +46,8 @@ pub(crate) struct LatentAttention {
     linear_kv_down_proj: Linear,
     kv_layernorm: Option<Norm>,
     linear_kv_up_proj: Linear,
+    /// Choice of keys.
+    indexer: Option<Indexer>,
     /// Gates on the output.
     linear_gate: Option<Linear>,
     linear_proj: Linear,
@@ -98,7 +101,9 @@ impl LatentAttention {
         let heads_of_all = 2 * (keys + values) + statistics + gathered;
         let is_recomputed = config.recomputed.mla_up_proj;
         let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
-        let mut context = context_exchanges(sent, work);
+        // An indexer gathers the documents of tokens.
+        let mut context =
+            context_exchanges(sent, &Workload { documents: work.documents && config.indexer.is_none(), ..*work });
         if is_recomputed {
             let forward = context.iter().filter(|exchange| exchange.pass == PassKind::Forward);
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
@@ -106,6 +111,7 @@ impl LatentAttention {
         }
         let window = config.window(index);
         let of_rank = |size: usize| heads as usize * size;
+        let of_indexer = Indexer::cost(config, q, [heads as usize, scored], work);
         let layers = [
             [latent.kv_lora_rank, of_rank(latent.qk_head_dim + latent.v_head_dim)],
             [q, of_rank(scored)],
@@ -113,7 +119,7 @@ impl LatentAttention {
         ];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
-            flops: flops(config, latent, index, work) + of_gates.flops,
+            flops: flops(config, latent, index, work) + of_gates.flops + of_indexer.flops,
             // The stream, which projections of queries and of keys and values read, latent vectors
             // before and after their norms, and the queries, keys and values made of them.
             kept: work.input_alone(n * config.hidden_size as u64)
@@ -122,18 +128,19 @@ impl LatentAttention {
                 + work.input_alone(n * small as u64)
                 + work.input_besides(of_heads(latent.v_head_dim))
                 + of_gates.kept
+                + of_indexer.kept
                 + if is_recomputed { values } else { heads_of_all },
             modules: vec![
                 (OffloadModule::QkvLinear.name(), stream + 2 * latents),
                 (OffloadModule::CoreAttn.name(), if is_recomputed { 0 } else { heads_of_all - statistics }),
             ],
-            unmoved: if is_recomputed { 0 } else { statistics },
+            unmoved: of_indexer.unmoved + if is_recomputed { 0 } else { statistics },
             brought_back: if is_recomputed { heads_of_all } else { 0 },
             recomputed_flops: if is_recomputed { recomputed_flops(config, latent, index, work) / 3.0 } else { 0.0 },
             backward: (keys + values) * (1 + ranks) + in_hand,
             deferred: 2 * stream + latents + 2 * keys + values,
             attention: scores_bytes([heads as usize; 2], [scored, latent.v_head_dim], window, work),
-            exchanges: enter.chain(context).chain(leave_exchanges(row, work)).collect(),
+            exchanges: enter.chain(of_indexer.exchanges).chain(context).chain(leave_exchanges(row, work)).collect(),
             ..SegmentCost::default()
         }
     }
@@ -173,6 +180,7 @@ impl LatentAttention {
                 TensorPartition::Rows,
                 false,
             ),
+            indexer: config.indexer.as_ref().map(|indexer| Indexer::new(config, indexer, q.unwrap_or(c), scope)),
             linear_gate: output_gate::layer(config, latent.v_head_dim, scope),
             linear_proj: linear("linear_proj", h * latent.v_head_dim, c, TensorPartition::Columns, config.proj_bias),
             settings: Settings {
@@ -214,6 +222,7 @@ impl LatentAttention {
         let latent_btr = in_module(of_linear, || normed(&self.kv_layernorm, latent_btr));
         let latent_btr = regions.enter(scaled(latent_btr, self.settings.multiplier));
         let rotated_btp = regions.enter(down_btf.narrow(FEATURES, r, p));
+        let stream_btc = self.indexer.as_ref().map(|_| x_btc.tensor.clone());
         let (queries, x_btf): (_, Recomputable<3>) =
             match (&self.linear_q_down_proj, &self.linear_q_up_proj, &self.linear_q_proj) {
                 (Some(down), Some(up), _) => {
@@ -223,19 +232,31 @@ impl LatentAttention {
                 (_, _, Some(linear)) => (linear, x_btc),
                 _ => unreachable!("queries come from the stream or from a latent vector"),
             };
+        let mut index = stream_btc
+            .as_ref()
+            .zip(self.indexer.as_ref())
+            .map(|(x_btc, indexer)| (indexer, indexer.heads(x_btc, &x_btf.tensor, rotary.as_ref(), regions)));
         let x_btf = regions.enter_recomputable(x_btf);
         let [b, t, _] = latent_btr.dims();
         let rotated_bt1p = rotate(rotated_btp.reshape([b, t, 1, p]), rotary.as_ref());
         let mut kept = [latent_btr.reshape([b, t, 1, r]), rotated_bt1p];
         let is_training = input.state.is_none();
-        if let Some(state) = input.state {
-            kept = state.append(kept);
+        match (input.state, &mut index) {
+            (Some(state), Some((_, heads))) => kept = heads.append_keys(state, kept),
+            (Some(state), None) => kept = state.append(kept),
+            (None, _) => {}
         }
         let [latent_bsr, k_bsp] = kept.map(|kept| {
             let [b, s, _, size] = kept.dims();
             kept.reshape([b, s, size])
         });
+        let s = latent_bsr.dims()[1] * regions.context().size();
+        let chosen = index.map(|(indexer, heads)| {
+            let visible = VisibleKeys::new([t, s], self.settings.window, input.document_ids.clone(), regions);
+            indexer.choose(heads, visible)
+        });
         let context = AttentionContext {
+            choice: chosen.as_ref().map(|chosen| chosen.keys.clone()),
             settings: self.settings,
             regions: regions.clone(),
             rotary,
@@ -252,11 +273,18 @@ impl LatentAttention {
                 layers,
                 [x_btf.tensor, latent_bsr, k_bsp],
                 move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
-                    context.attend(queries, values, x_btf, [latent_bsr, k_bsp])
+                    context.attend(queries, values, x_btf, [latent_bsr, k_bsp], |y_bthd, _| y_bthd)
                 },
             )
         } else {
-            context.attend(queries, values, x_btf, [latent_bsr, k_bsp])
+            context.attend(queries, values, x_btf, [latent_bsr, k_bsp], |y_bthd, heads| match &chosen {
+                Some(chosen) => {
+                    let Settings { scale, softcap, .. } = self.settings;
+                    let (auxiliary, layer) = (input.auxiliary, input.layer);
+                    chosen.with_loss(y_bthd, &Teacher { heads, scale, softcap, regions, auxiliary, layer })
+                }
+                None => y_bthd,
+            })
         };
         let y_btf = match gates_btf {
             Some(gates_btf) => in_module(OffloadModule::CoreAttn, || {
@@ -277,19 +305,22 @@ struct AttentionContext {
     positions: Positions,
     dropout: Option<(f64, DropoutKey)>,
     document_ids: Option<Tensor<2, Int>>,
+    choice: Option<KeyChoice>,
     probe: Option<MaxLogitProbe>,
     store: Option<WeightGradientStore>,
 }
 
 impl AttentionContext {
     /// Attention from the inputs of queries, latent vectors and rotated elements of keys: `[b, t,
-    /// ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`.
+    /// ..]`, `[b, s, r]` and `[b, s, p]` -> `[b, t, h * v]`. The output of heads passes through
+    /// `after`, with queries and keys.
     fn attend(
         &self,
         queries: &Linear,
         values: &Linear,
         x_btf: impl Into<Recomputable<3>>,
         [latent_bsr, k_bsp]: [Tensor<3>; 2],
+        after: impl FnOnce(Tensor<4>, [Tensor<4>; 2]) -> Tensor<4>,
     ) -> Tensor<3> {
         let Settings { heads: h, rotated: p, unrotated: n, value: v, scale, window, softcap, .. } = self.settings;
         let (store, x_btf) = (self.store.as_ref(), x_btf.into());
@@ -303,10 +334,13 @@ impl AttentionContext {
         let up_bshf: Tensor<4> = up_bshf.reshape([b, s, h, n + v]);
         let k_bshn = up_bshf.clone().narrow(HEAD, 0, n);
         let k_bshd = Tensor::cat(vec![k_bshn, k_bsp.reshape([b, s, 1, p]).expand([b, s, h, p])], HEAD);
+        let scored = [q_bthd.clone(), k_bshd.clone()];
         let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
         let (dropout, document_ids, probe) = (self.dropout, self.document_ids.clone(), self.probe.clone());
-        let options = AttentionOptions { scale, window, softcap, dropout, document_ids, sinks_h: None, probe };
-        in_module(OffloadModule::CoreAttn, || attend(heads, options, &self.regions)).reshape([b, t, h * v])
+        let (choice, sinks_h) = (self.choice.clone(), None);
+        let options = AttentionOptions { scale, window, softcap, dropout, document_ids, choice, sinks_h, probe };
+        let y_bthd = in_module(OffloadModule::CoreAttn, || attend(heads, options, &self.regions));
+        after(y_bthd, scored).reshape([b, t, h * v])
     }
 }
 
@@ -327,10 +361,9 @@ fn recomputed_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize,
     let queries = size(latent.q_lora_rank.unwrap_or(config.hidden_size)) * h * scored;
     let projections = queries + r * h * (size(latent.qk_head_dim) + v);
     let whole = tokens * t;
-    let seen = match config.window(index) {
-        Some(window) => ((window + 1) as f64 * tokens).min(whole),
-        None => whole,
-    };
+    let window = config.window(index).map(|window| window + 1);
+    let chosen = config.indexer.map(|indexer| indexer.topk);
+    let seen = window.into_iter().chain(chosen).map(|keys| keys as f64 * tokens).fold(whole, f64::min);
     6.0 * projections * tokens + 3.0 * h * (scored + v) * seen
 }
 

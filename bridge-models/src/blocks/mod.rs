@@ -7,6 +7,7 @@
 //! | `gated_delta_net` | linear attention by the gated delta rule |
 //! | `key_values`, `recurrent_state` | generation states: KV cache, state of a recurrent block |
 //! | `mla` | attention by latent vectors |
+//! | `indexer` | choice of the keys that queries attend to |
 //! | `output_gate`, `query_scale` | gates on attention's output, factors on queries by position |
 //! | `per_layer` | per-layer embeddings, and the branch that they gate |
 //! | `moe` | mixture of experts |
@@ -30,6 +31,7 @@ pub(crate) mod embedding;
 pub(crate) mod gated_delta_net;
 pub(crate) mod head;
 pub(crate) mod hyper_connection;
+pub(crate) mod indexer;
 pub(crate) mod init;
 pub(crate) mod key_values;
 pub(crate) mod linear;

@@ -201,7 +201,7 @@ impl Regions {
     }
 
     /// Positions in the whole sequence of the `t` tokens of this rank's tensor-parallel region.
-    fn region_positions(&self, t: usize) -> Vec<usize> {
+    pub fn region_positions(&self, t: usize) -> Vec<usize> {
         let context = self.context.size();
         match context {
             1 => (0..t).collect(),

@@ -14,6 +14,7 @@ mod cwm;
 mod dbrx;
 mod deepseek_v2;
 mod deepseek_v3;
+mod deepseek_v32;
 mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -179,6 +180,7 @@ pub const FAMILIES: &[&Family] = &[
     &solar_open::FAMILY,
     &sarvam_moe::FAMILY,
     &bailing_moe_v2::FAMILY,
+    &deepseek_v32::FAMILY,
 ];
 
 /// Names that published files have instead of a family's own: `model_type`, class, and the family's

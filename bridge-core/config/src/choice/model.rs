@@ -86,6 +86,8 @@ choices! {
     pub enum AttentionVariant {
         /// Gated DeltaNet (arXiv:2412.06464): a state for each head, with one decay a token.
         GatedDeltaNet = "gated_delta_net",
+        /// Softmax attention to the keys that an indexer chooses.
+        Dsa = "dsa",
         /// Kimi Delta Attention (arXiv:2510.26692): one decay a token and channel (ours).
         KimiDeltaAttention = "kimi_delta_attention",
     }

@@ -18,6 +18,9 @@ use super::super::spec::Group;
 const COUNT: Limits = Limits::between(1.0, 65_536.0);
 const COUNT_OR_ZERO: Limits = Limits::between(0.0, 65_536.0);
 
+/// Attention without a softmax in some layers.
+const LINEAR: &str = "model.experimental_attention_variant = gated_delta_net | = kimi_delta_attention";
+
 /// Position embeddings that rotate queries and keys.
 const ROTATED: &str = "model.position_embedding_type = rope | = yarn | = longrope | = mrope";
 
@@ -283,24 +286,45 @@ section! {
         latent_layernorm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs("model.multi_latent_attention");
         /// Factor on the latent vector of keys and values, behind its norm; null is 1 (ours).
         latent_kv_multiplier: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.multi_latent_attention");
-        /// Attention of the layers that `linear_attention_freq` names.
+        /// Attention of the layers that `linear_attention_freq` names, or `dsa`: attention to the
+        /// keys that an indexer chooses.
         experimental_attention_variant: Option<AttentionVariant> = None;
+        /// Keys that a query attends to: those with the best scores of an indexer; null is all.
+        dsa_indexer_topk: Option<usize> = None, Limits::SIZE,
+            needs("model.experimental_attention_variant"),
+            given_with("model.experimental_attention_variant = dsa");
+        /// Heads of the indexer.
+        dsa_indexer_n_heads: Option<usize> = None, COUNT,
+            needs("model.dsa_indexer_topk"),
+            given_with("model.dsa_indexer_topk");
+        /// Size of a head of the indexer.
+        dsa_indexer_head_dim: Option<usize> = None, Limits::between(1.0, 65_536.0),
+            needs("model.dsa_indexer_topk"),
+            given_with("model.dsa_indexer_topk");
+        /// Weight of the loss that trains the indexer to score keys as attention does; null or 0
+        /// freezes it.
+        dsa_indexer_loss_coeff: Option<f64> = None, Limits::between(0.0, 1e6), needs("model.dsa_indexer_topk");
+        /// That loss is over the chosen keys, not over all.
+        dsa_indexer_use_sparse_loss: bool = false, needs("model.dsa_indexer_loss_coeff");
+        /// Pair even with odd elements in the rotation of the indexer.
+        dsa_indexer_rope_interleaved: bool = false, needs("model.dsa_indexer_topk");
+        /// Epsilon of the norm of the indexer's keys; null is `layernorm_epsilon`.
+        dsa_indexer_k_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs("model.dsa_indexer_topk");
         /// N: every N-th layer has softmax attention; list: 1 means linear attention.
-        linear_attention_freq: Option<OneOrMany<usize>> = None, needs("model.experimental_attention_variant"),
-            given_with("model.experimental_attention_variant");
+        linear_attention_freq: Option<OneOrMany<usize>> = None, needs(LINEAR),
+            given_with(LINEAR);
         /// Taps of the convolution of queries, keys and values in layers with linear attention.
-        linear_conv_kernel_dim: usize = 4, Limits::between(1.0, 1024.0), needs("model.experimental_attention_variant");
+        linear_conv_kernel_dim: usize = 4, Limits::between(1.0, 1024.0), needs(LINEAR);
         /// Size of a key head of linear attention.
-        linear_key_head_dim: usize = 128, Limits::between(1.0, 65_536.0), needs("model.experimental_attention_variant");
+        linear_key_head_dim: usize = 128, Limits::between(1.0, 65_536.0), needs(LINEAR);
         /// Size of a value head of linear attention.
-        linear_value_head_dim: usize = 128, Limits::between(1.0, 65_536.0),
-            needs("model.experimental_attention_variant");
+        linear_value_head_dim: usize = 128, Limits::between(1.0, 65_536.0), needs(LINEAR);
         /// Query and key heads of linear attention.
-        linear_num_key_heads: usize = 16, COUNT, needs("model.experimental_attention_variant");
+        linear_num_key_heads: usize = 16, COUNT, needs(LINEAR);
         /// Value heads of linear attention: a multiple of the key heads.
-        linear_num_value_heads: usize = 32, COUNT, needs("model.experimental_attention_variant");
+        linear_num_value_heads: usize = 32, COUNT, needs(LINEAR);
         /// A token may erase twice the old value of its key, so that states can change sign (ours).
-        linear_allow_neg_eigval: bool = false, needs("model.experimental_attention_variant");
+        linear_allow_neg_eigval: bool = false, needs(LINEAR);
         /// Size between the two matrices that make decays, and between those that make gates, from
         /// the stream; null is one matrix each (ours).
         linear_gate_rank: Option<usize> = None, Limits::SIZE,
@@ -309,10 +333,9 @@ section! {
         linear_decay_bound: Option<f64> = None, Limits::between(-1e3, -1e-3),
             needs("model.experimental_attention_variant = kimi_delta_attention");
         /// Epsilon of the norm of linear attention's output; null is `layernorm_epsilon` (ours).
-        linear_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0),
-            needs("model.experimental_attention_variant");
+        linear_norm_epsilon: Option<f64> = None, Limits::above_zero_to(1.0), needs(LINEAR);
         /// Place of the norms in layers with linear attention; null is `norm_placement` (ours).
-        linear_norm_placement: Option<NormPlacement> = None, needs("model.experimental_attention_variant");
+        linear_norm_placement: Option<NormPlacement> = None, needs(LINEAR);
         /// Multi-token-prediction depth.
         mtp_num_layers: Option<usize> = None, COUNT_OR_ZERO, excludes("dpo: its loss is of whole answers"),
             excludes("distillation: a teacher predicts only the next token");

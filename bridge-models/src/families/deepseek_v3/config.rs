@@ -6,9 +6,12 @@ pub(in crate::families) use crate::families::former::{HEADS, OWN_KEYS, read_quer
 use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
-pub(crate) const SETTINGS: &[Setting] = &[
+pub(crate) const SETTINGS: &[Setting] =
+    &[size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)), Setting::Rows(ROWS)];
+
+/// Settings but the number of positions.
+pub(crate) const ROWS: &[Setting] = &[
     Setting::Rows(SIZES),
-    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)),
     Setting::Group(&LatentSizes { query: Some(1536), key_value: 512, rotated: 64, plain: 128, value: Some(128) }),
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),

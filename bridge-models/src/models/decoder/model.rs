@@ -355,6 +355,8 @@ impl Decoder {
                 recurrent: None,
                 weight_gradients: context.weight_gradients,
                 max_logit: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
+                layer,
+                auxiliary: context.auxiliary,
             },
             attention_key: context.dropout_key(layer, dropout_site::ATTENTION_OUTPUT),
             mlp: MoeInput {
@@ -609,6 +611,8 @@ impl Segments for Decoder {
                         recurrent: None,
                         weight_gradients: None,
                         max_logit: None,
+                        layer: self.settings.first_layer + local,
+                        auxiliary: Auxiliary::default(),
                     },
                     attention_key: None,
                     mlp: MoeInput {

@@ -170,6 +170,8 @@ pub(super) fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
         state: None,
         recurrent: input.recurrent,
         max_logit: None,
+        layer: input.layer,
+        auxiliary: input.auxiliary,
     };
     (of_mamba, AttentionInput { recurrent: None, ..input })
 }

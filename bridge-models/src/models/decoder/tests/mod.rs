@@ -4,6 +4,7 @@ mod adapters;
 mod config;
 mod graph;
 mod hybrid;
+mod indexer;
 mod initial;
 mod last_layer;
 mod linear_attention;

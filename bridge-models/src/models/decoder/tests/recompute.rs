@@ -19,7 +19,7 @@ const ALL: RecomputedParts = RecomputedParts { moe_act: true, shared_experts: tr
 
 /// Latent attention of odd sizes, with queries from a latent vector of this size or from the
 /// stream.
-fn latent(config: DecoderConfig, q_lora_rank: Option<usize>) -> DecoderConfig {
+pub fn latent(config: DecoderConfig, q_lora_rank: Option<usize>) -> DecoderConfig {
     let latent = LatentConfig {
         kv_multiplier: Some(1.3),
         q_lora_rank,
