@@ -19,6 +19,10 @@ use bridge_kernels::vjp::attach;
 use bridge_kernels::{DeltaInputs, DeltaOptions, Philox, embedding, gated_delta_rule, linear, norm};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
+/// As in training, where the pages of large buffers are there from the second step on.
+#[global_allocator]
+static ALLOCATOR: bridge_kernels::memory::LargeBlocks = bridge_kernels::memory::LargeBlocks::new();
+
 const B: usize = 4;
 const T: usize = 512;
 const N: usize = B * T;
