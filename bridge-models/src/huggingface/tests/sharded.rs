@@ -11,6 +11,7 @@ use burn::tensor::FloatDType;
 use super::files::as_in_files;
 use super::*;
 use crate::architecture::divisions::check_divides;
+use crate::decoder::HybridBlock;
 use crate::decoder::build_decoder;
 use crate::gather_parameters;
 
@@ -77,8 +78,13 @@ fn ranks_import_their_slices_and_export_the_whole() {
             let place = RankPlace { tensor, expert, expert_tensor: tensor, sequence_parallel: false };
             check_divides(&config, &place).is_ok()
         };
+        // Stages do not divide the layers of a shared block.
+        let is_shared = config.has_block(HybridBlock::SharedMamba);
         let layouts = [(stages, 2), (tensor, 2), (both, 4), (tensor, 4), (four, 4), (four, 8)];
-        for (sizes, world_size) in layouts.into_iter().filter(|(sizes, _)| fits(sizes.tensor_model_parallel_size)) {
+        let layouts = layouts.into_iter().filter(|(sizes, _)| {
+            fits(sizes.tensor_model_parallel_size) && !(is_shared && sizes.pipeline_model_parallel_size > 1)
+        });
+        for (sizes, world_size) in layouts {
             let folder = tempfile::tempdir().unwrap();
             through_ranks(name, sizes, world_size, folder.path());
             let bytes = |path: &Path| raw_tensors(&path.join("model.safetensors"));
