@@ -245,6 +245,10 @@ config_table! {
         window_size: Option<usize> = None => codecs::WINDOW_SIZE;
         /// Layers with the window.
         window_layers: LayerPattern = LayerPattern::All => codecs::WINDOW_LAYERS;
+        /// True if windows do not slide: a query sees earlier tokens of its chunk of `window_size +
+        /// 1` positions only.
+        #[serde(default)]
+        window_chunks: bool = false => setting!(window_chunks);
         /// Soft cap on attention scores.
         attention_softcap: Option<f64> = None => setting!(attn_logit_softcapping);
         /// Soft cap on the logits.
@@ -473,6 +477,9 @@ config_table! {
         shared_expert_intermediate_size: Option<usize> = None => setting!(moe_shared_expert_intermediate_size);
         /// Experts a token goes to.
         topk: usize = 0 => setting!(moe_router_topk);
+        /// Factor on the sum of the experts' and shared experts' outputs.
+        #[serde(default = "one")]
+        output_multiplier: f64 = 1.0 => setting!(moe_output_multiplier);
         /// Function that turns the router's product into scores.
         #[serde(default)]
         score_function: RouterScoreFunction = RouterScoreFunction::Softmax => setting!(moe_router_score_function);
@@ -480,6 +487,9 @@ config_table! {
         /// counts.
         #[serde(default = "sparsemixer_jitter")]
         sparsemixer_jitter: f64 = 0.01 => setting!(moe_router_sparsemixer_jitter);
+        /// True if an expert's input is multiplied by its weight, not its output.
+        #[serde(default)]
+        weighted_inputs: bool = false => setting!(moe_apply_probs_on_input);
         /// Biases of the experts that tokens are sent to.
         #[serde(default)]
         linear_bias: bool = false => SettingCodec {
@@ -495,6 +505,9 @@ config_table! {
         /// With sigmoid scores: weights are not divided by their sum.
         #[serde(default)]
         raw_scores: bool = false => setting!(moe_router_raw_scores);
+        /// With sigmoid scores: added to the sum of the chosen ones.
+        #[serde(default = "smallest_sum")]
+        sum_epsilon: f64 = 1e-20 => setting!(moe_router_sum_epsilon);
         /// Equal groups of experts, of which a token uses a few.
         #[serde(default)]
         num_groups: Option<usize> = None => setting!(moe_router_num_groups);
@@ -709,4 +722,9 @@ fn affine() -> bool {
 /// Value of files without the field, which have another router.
 fn sparsemixer_jitter() -> f64 {
     0.01
+}
+
+/// Value of files without the field.
+fn smallest_sum() -> f64 {
+    1e-20
 }

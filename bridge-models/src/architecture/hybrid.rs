@@ -381,6 +381,11 @@ impl DecoderConfig {
         }
     }
 
+    /// True if blocks have a norm before and one after them.
+    pub(crate) fn has_sandwich_norms(&self) -> bool {
+        self.residual.norms == NormPlacement::Sandwich
+    }
+
     /// True if any layer has a state space block, of either Mamba.
     pub(crate) fn has_state_space(&self) -> bool {
         self.has_block(HybridBlock::Mamba) || self.has_block(HybridBlock::Selective)
@@ -519,11 +524,11 @@ impl DecoderConfig {
             let message = "expected none or learned_absolute: there is no layer with attention, which rope rotates";
             return Err(invalid("model.position_embedding_type", message.into()));
         }
-        if self.residual.norms != NormPlacement::Before {
-            return Err(invalid(
-                PATTERN,
-                "expected norms before blocks only: a layer has one block and one norm".into(),
-            ));
+        let [pair, shared] = [HybridBlock::MambaAttention, HybridBlock::SharedMamba].map(|block| self.has_block(block));
+        let has_sandwich = self.has_sandwich_norms() && !pair && !shared;
+        if self.residual.norms != NormPlacement::Before && !has_sandwich {
+            let message = "expected norms before blocks, or sandwich norms around single blocks";
+            return Err(invalid(PATTERN, message.into()));
         }
         Ok(())
     }

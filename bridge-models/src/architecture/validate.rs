@@ -469,6 +469,10 @@ impl DecoderConfig {
                 return Err(invalid("model.query_scale_length", "expected at least 1, found 0".into()));
             }
         }
+        if self.window_chunks && (self.window_size.is_none() || self.latent.is_some()) {
+            let message = "needs window_size, and multi_latent_attention = false: latent attention has no chunks";
+            return Err(invalid("model.window_chunks", message.into()));
+        }
         if !self.qk_layernorm_after_rope {
             return Ok(());
         }
@@ -650,6 +654,10 @@ impl MoeConfig {
                 return Err(invalid("model.moe_router_group_topk", message));
             }
         }
+        if self.weighted_inputs && self.linear_bias {
+            let message = "cannot be combined with biases of experts, which would need the weights too";
+            return Err(invalid("model.moe_apply_probs_on_input", message.into()));
+        }
         if self.score_function == RouterScoreFunction::SparseMixer {
             let excluded = [
                 ("model.moe_router_pre_softmax", self.pre_softmax),
@@ -662,6 +670,8 @@ impl MoeConfig {
             }
         }
         let factors = [
+            ("model.moe_output_multiplier", self.output_multiplier),
+            ("model.moe_router_sum_epsilon", self.sum_epsilon),
             ("model.moe_router_sparsemixer_jitter", self.sparsemixer_jitter),
             ("model.moe_aux_loss_coeff", self.aux_loss_coeff),
             ("model.moe_aux_loss_coeff", self.seq_aux_loss_coeff),
@@ -730,10 +740,10 @@ impl RopeScaling {
                 if !(*factor >= 1.0 && factor.is_finite()) {
                     return Err(invalid("model.rope_scaling_factor", format!("expected at least 1, found {factor}")));
                 }
-                if *low > 0.0 && high > low {
+                if *low > 0.0 && high >= low {
                     return Ok(());
                 }
-                let message = format!("expected 0 < low_freq_factor < high_freq_factor, found {low} and {high}");
+                let message = format!("expected 0 < low_freq_factor <= high_freq_factor, found {low} and {high}");
                 Err(invalid("model.rope_scaling_high_freq_factor", message))
             }
             Self::Yarn(yarn) => {

@@ -19,6 +19,7 @@ use bridge_kernels::{
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
 
+use super::chunks::Chunks;
 use super::context_parallel::{Heads, attend};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
@@ -62,6 +63,7 @@ struct Settings {
     has_other_values: bool,
     scale: f64,
     window: Option<usize>,
+    chunks: Option<Chunks>,
     softcap: Option<f64>,
     dropout: f64,
     use_rope: bool,
@@ -302,7 +304,10 @@ impl SelfAttention {
                 } else {
                     Vec::new()
                 },
-                context_exchanges([d, w].map(|size| n * g * size * work.collective_bytes), work),
+                context_exchanges(
+                    [d, w].map(|size| n * g * size * work.collective_bytes),
+                    &Chunks::workload(config, index, work),
+                ),
                 leave_exchanges(row(config.hidden_size), work),
             ]
             .concat(),
@@ -370,6 +375,7 @@ impl SelfAttention {
                 has_other_values: config.has_other_values(),
                 scale: config.softmax_scale,
                 window: config.window(index),
+                chunks: Chunks::of_layer(config, index),
                 softcap: config.attention_softcap,
                 dropout: config.attention_dropout,
                 use_rope: !config.no_rope_layers.includes(index),
@@ -387,7 +393,7 @@ impl SelfAttention {
 
     /// KV cache before the first token of a generation.
     pub fn new_state(&self) -> KeyValues {
-        KeyValues::new(self.settings.window)
+        KeyValues::new(self.settings.window).in_chunks(self.settings.chunks.is_some())
     }
 
     /// The block's output, `[b, t, c]` -> the same.
@@ -406,7 +412,7 @@ impl SelfAttention {
         let (regions, store) = (input.regions, input.weight_gradients);
         let x_btc = regions.enter_recomputable(x_btc);
         let [b, t, _] = x_btc.tensor.dims();
-        let options = AttentionOptions {
+        let mut options = AttentionOptions {
             scale: self.settings.scale,
             window: self.settings.window,
             softcap: self.settings.softcap,
@@ -432,6 +438,13 @@ impl SelfAttention {
         let comes_between = has_norms || self.settings.fused_gates || has_others || self.settings.value_norm.is_some();
         let is_alone = matches!(input.shared, SharedKeyValues::None) && input.state.is_none();
         let is_plain = !comes_between && is_alone && regions.context().size() == 1;
+        let device = x_btc.tensor.device().without_autodiff();
+        let mut stay_in_chunks = |keys: usize| {
+            if let Some(chunks) = self.settings.chunks {
+                let documents = options.document_ids.take();
+                options.document_ids = chunks.documents(documents, input.positions, [b, t, keys], &device);
+            }
+        };
         let fused = |linear_qkv: &Linear, x_btc: Recomputable<3>| -> Tensor<3> {
             let qkv_btf = linear_qkv.forward(x_btc, store);
             if added.is_empty() {
@@ -444,6 +457,7 @@ impl SelfAttention {
             Some(linear_qkv) => {
                 let packed = self.settings.packed;
                 let qkv_btf = in_module(OffloadModule::QkvLinear, || self.limited(fused(linear_qkv, x_btc)));
+                stay_in_chunks(t);
                 in_module(OffloadModule::CoreAttn, || packed_attention(qkv_btf, packed, rotary, &options))
             }
             None => {
@@ -462,6 +476,7 @@ impl SelfAttention {
                 if let SharedKeyValues::Left(left) = input.shared {
                     *left = Some([heads.k_btgd.clone(), heads.v_btgd.clone()]);
                 }
+                stay_in_chunks(heads.k_btgd.dims()[1]);
                 in_module(OffloadModule::CoreAttn, || attend(heads, options, regions))
             }
         };

@@ -26,13 +26,11 @@ pub(crate) struct Heads {
 /// Causal attention of this rank's queries to the keys of the whole sequence, `[b, t, h, w]`.
 ///
 /// A mask of attention dropout belongs to a chunk: it is another one than a rank alone would draw.
-/// With document boundaries the kernel wants as many queries as keys, so that queries of tokens
-/// before the chunk, of zeros, are computed and dropped. A choice of keys is one of the whole
-/// sequence's.
+/// A choice of keys is one of the whole sequence's.
 pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions) -> Tensor<4> {
     let group = regions.context();
     if group.size() == 1 {
-        return attention(heads.q_bthd, heads.k_btgd, heads.v_btgd, &options);
+        return attend_last(heads, options);
     }
     let k_bsgd = all_gather(heads.k_btgd, SEQUENCE, Cut::Zigzag, group);
     let v_bsgd = all_gather(heads.v_btgd, SEQUENCE, Cut::Zigzag, group);
@@ -40,30 +38,39 @@ pub(crate) fn attend(heads: Heads, options: AttentionOptions, regions: &Regions)
         return attention(heads.q_bthd, k_bsgd, v_bsgd, &options);
     }
     let documents_bs = options.document_ids.clone().map(|ids_bt| all_gather_int(ids_bt, SEQUENCE, Cut::Zigzag, group));
-    let [b, s, ..] = k_bsgd.dims();
-    let [_, _, h, d] = heads.q_bthd.dims();
+    let s = k_bsgd.dims()[SEQUENCE];
     let mut start = 0;
     let outputs = Cut::Zigzag.parts(s, group.rank(), group.size()).into_iter().map(|chunk| {
         let q_bthd = heads.q_bthd.clone().narrow(SEQUENCE, start, chunk.len());
         start += chunk.len();
         let seen = chunk.end;
-        let (k, v) = (k_bsgd.clone().narrow(SEQUENCE, 0, seen), v_bsgd.clone().narrow(SEQUENCE, 0, seen));
-        let mut options = AttentionOptions {
+        let [k_btgd, v_btgd] = [&k_bsgd, &v_bsgd].map(|x_bsgd| x_bsgd.clone().narrow(SEQUENCE, 0, seen));
+        let options = AttentionOptions {
             dropout: options.dropout.map(|(rate, key)| (rate, DropoutKey(key.0.derive(chunk.start as u64)))),
             document_ids: documents_bs.clone().map(|ids| ids.narrow(SEQUENCE, 0, seen)),
             ..options.clone()
         };
-        if options.document_ids.is_none() || chunk.start == 0 {
-            return attention(q_bthd, k, v, &options);
-        }
-        if let Some(probe) = &mut options.probe {
-            probe.first_query = chunk.start;
-        }
-        let before = Tensor::zeros([b, chunk.start, h, d], (&q_bthd.device(), q_bthd.dtype()));
-        let q_bshd = Tensor::cat(vec![before, q_bthd], SEQUENCE);
-        attention(q_bshd, k, v, &options).narrow(SEQUENCE, chunk.start, chunk.len())
+        attend_last(Heads { q_bthd, k_btgd, v_btgd }, options)
     });
     Tensor::cat(outputs.collect(), SEQUENCE)
+}
+
+/// Causal attention of a sequence's last tokens to all its keys.
+///
+/// With document boundaries the kernel wants as many queries as keys, so that queries of earlier
+/// tokens, of zeros, are computed and dropped.
+fn attend_last(Heads { q_bthd, k_btgd, v_btgd }: Heads, mut options: AttentionOptions) -> Tensor<4> {
+    let [b, t, h, d] = q_bthd.dims();
+    let before = k_btgd.dims()[SEQUENCE] - t;
+    if options.document_ids.is_none() || before == 0 {
+        return attention(q_bthd, k_btgd, v_btgd, &options);
+    }
+    if let Some(probe) = &mut options.probe {
+        probe.first_query = before;
+    }
+    let zeros = Tensor::zeros([b, before, h, d], (&q_bthd.device(), q_bthd.dtype()));
+    let q_bshd = Tensor::cat(vec![zeros, q_bthd], SEQUENCE);
+    attention(q_bshd, k_btgd, v_btgd, &options).narrow(SEQUENCE, before, t)
 }
 
 #[cfg(test)]

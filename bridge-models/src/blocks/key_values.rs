@@ -10,6 +10,10 @@ const SEQUENCE: usize = 1;
 pub(crate) struct KeyValues {
     /// Tokens that a query sees to its left: no more are kept. `None` keeps all.
     window: Option<usize>,
+    /// True if the window is the chunk of `window + 1` tokens that has the query.
+    has_chunks: bool,
+    /// Tokens appended so far.
+    seen: usize,
     /// `[b, s, g, d]` each; empty before the first token.
     kept: Vec<Tensor<4>>,
 }
@@ -17,7 +21,12 @@ pub(crate) struct KeyValues {
 impl KeyValues {
     /// Empty cache of a layer with this window.
     pub fn new(window: Option<usize>) -> Self {
-        Self { window, kept: Vec::new() }
+        Self { window, has_chunks: false, seen: 0, kept: Vec::new() }
+    }
+
+    /// The cache of a layer whose window is the chunk of a query, if `has_chunks`.
+    pub fn in_chunks(self, has_chunks: bool) -> Self {
+        Self { has_chunks, ..self }
     }
 
     /// Appends keys and values of new tokens and returns those that the new tokens may attend to,
@@ -27,12 +36,15 @@ impl KeyValues {
     /// `[b, t, g, d]` each -> `[b, s, g, d]` each, where `s` counts the tokens kept and the new
     /// ones.
     pub fn append<const N: usize>(&mut self, new: [Tensor<4>; N]) -> [Tensor<4>; N] {
+        self.seen += new[0].dims()[SEQUENCE];
+        let of_chunk = |window: usize| if self.has_chunks { self.seen % (window + 1) } else { window };
+        let window = self.window.map(of_chunk);
         let mut kept = std::mem::take(&mut self.kept).into_iter();
         let all = new.map(|new| match kept.next() {
             Some(kept) => Tensor::cat(vec![kept, new], SEQUENCE),
             None => new,
         });
-        self.kept = match self.window {
+        self.kept = match window {
             Some(0) => Vec::new(),
             Some(window) => all.iter().cloned().map(|x| last(x, window)).collect(),
             None => all.to_vec(),
@@ -87,6 +99,15 @@ mod tests {
                 let kept = state.kept.first().map_or(0, |k| k.dims()[SEQUENCE]);
                 assert_eq!(kept, seen.min(window), "window {window}, {seen} tokens seen");
             }
+        }
+    }
+
+    #[test]
+    fn the_chunk_of_the_next_token_is_kept() {
+        let mut state = KeyValues::new(Some(3)).in_chunks(true);
+        for (first, seen, part) in [(0, 0, 3), (0, 3, 1), (4, 4, 6), (8, 10, 1), (8, 11, 7), (16, 18, 1)] {
+            let expected: Vec<f32> = (first..seen + part).map(|i| i as f32).collect();
+            assert_eq!(values(state.append(tokens(seen..seen + part))), expected, "{seen} tokens seen");
         }
     }
 

@@ -3,6 +3,7 @@
 //! | file | content |
 //! | --- | --- |
 //! | `embedding`, `attention`, `mlp`, `norm`, `linear`, `residual`, `head` | the maths |
+//! | `chunks` | documents of attention inside chunks of positions |
 //! | `biased_attention` | attention with relative positions, in both directions, and across sequences |
 //! | `gated_delta_net` | linear attention by the gated delta rule |
 //! | `key_values`, `recurrent_state` | generation states: KV cache, state of a recurrent block |
@@ -26,6 +27,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod biased_attention;
+mod chunks;
 pub(crate) mod context_parallel;
 pub(crate) mod embedding;
 pub(crate) mod gated_delta_net;

@@ -189,7 +189,7 @@ struct Llama3Band {
 impl Llama3Band {
     fn scale(&self, frequency: f32, factor: f32) -> f32 {
         let wavelength = std::f32::consts::TAU / frequency;
-        if wavelength > (self.length / self.low) as f32 {
+        if wavelength >= (self.length / self.low) as f32 {
             return frequency / factor;
         }
         if wavelength < (self.length / self.high) as f32 {

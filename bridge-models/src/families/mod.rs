@@ -10,6 +10,7 @@ mod bailing_moe_v2;
 mod bamba;
 mod cohere;
 mod cohere2;
+mod cohere2_moe;
 mod cwm;
 mod dbrx;
 mod deepseek_v2;
@@ -44,7 +45,9 @@ mod kimi_k2;
 mod kimi_linear;
 mod lfm2;
 mod lfm2_moe;
+mod lfm3;
 mod llama;
+mod llama4_text;
 mod longcat_flash;
 mod mamba2;
 mod mimo;
@@ -181,6 +184,9 @@ pub const FAMILIES: &[&Family] = &[
     &sarvam_moe::FAMILY,
     &bailing_moe_v2::FAMILY,
     &deepseek_v32::FAMILY,
+    &cohere2_moe::FAMILY,
+    &llama4_text::FAMILY,
+    &lfm3::FAMILY,
 ];
 
 /// Names that published files have instead of a family's own: `model_type`, class, and the family's

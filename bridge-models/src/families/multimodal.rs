@@ -45,6 +45,7 @@ pub(crate) const CLASSES: &[MultimodalClass] = &[
 pub(crate) const TEXT_CLASSES: &[TextClass] = &[
     sized("step3p5", "step3p5", [128_815, 4096, 11_264, 45, 64, 8], &[]),
     sized("llama", "llama", [32_000, 4096, 11_008, 32, 32, 0], &[]),
+    sized("llama4_text", "llama4_text", [202_048, 5120, 0, 48, 40, 0], &[]),
     sized("mistral", "mistral", [32_000, 4096, 14_336, 32, 32, 8], &[]),
     sized("gemma", "gemma", [256_000, 3072, 24_576, 28, 16, 16], &[("head_dim", "256")]),
     sized("gemma2", "gemma2", [256_000, 2304, 9216, 26, 8, 4], &[]),

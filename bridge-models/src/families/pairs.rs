@@ -80,11 +80,8 @@ pub(super) fn numbered_mixers(
     key: &str,
     other: HybridBlock,
 ) -> Result<Option<Vec<HybridBlock>>, HfError> {
-    let Some(listed) = fields.get(key) else { return Ok(None) };
-    let numbers = listed.as_array().and_then(|all| all.iter().map(Value::as_u64).collect::<Option<Vec<_>>>());
-    let numbers = numbers.ok_or_else(|| fields.error(key, &listed.to_string(), "a list of numbers of layers"))?;
-    let has_attention = |layer: usize| numbers.contains(&(layer as u64));
-    let mixer = |layer| if has_attention(layer) { HybridBlock::Attention } else { other };
+    let Some(numbers) = fields.layers(key)? else { return Ok(None) };
+    let mixer = |layer| if numbers.contains(&layer) { HybridBlock::Attention } else { other };
     Ok(Some((0..config.num_layers).map(mixer).collect()))
 }
 

@@ -306,7 +306,8 @@ fn config_json(
     let padding = known("pad_token_id").and_then(Value::as_u64).filter(|id| (*id as usize) < config.vocab_size);
     let padding = padding.or_else(|| config.encoder.map(|encoder| encoder.start_token as u64));
     settings.insert("pad_token_id".into(), json!(padding));
-    for (key, value) in [("bos_token_id", json!(options.bos_token_id)), ("eos_token_id", eos)] {
+    let bos = json!(options.bos_token_id.or(family.usual_bos));
+    for (key, value) in [("bos_token_id", bos), ("eos_token_id", eos)] {
         let is_negative = |id: &Value| id.as_i64().is_some_and(|id| id < 0);
         if known(key).is_none_or(is_negative) {
             settings.insert(key.to_owned(), value);

@@ -33,6 +33,8 @@ pub struct Family {
     /// Alternative spellings of keys (`attribute_map` of the configuration's class), each with the
     /// family's own key.
     pub(crate) aliases: &'static [(&'static str, &'static str)],
+    /// `bos_token_id` of exports without one, if the configuration's class takes no null.
+    pub(crate) usual_bos: Option<i64>,
 }
 
 impl PartialEq for Family {
@@ -59,6 +61,7 @@ impl Family {
         module_names: &[],
         dropped: &[],
         aliases: &[],
+        usual_bos: None,
     };
 
     /// `model_type` in `config.json`.

@@ -111,6 +111,12 @@ impl<'a> Fields<'a> {
         numbers.ok_or_else(|| self.error(key, "no value", expected))
     }
 
+    /// A list of numbers of layers.
+    pub fn layers(&self, key: &str) -> Result<Option<Vec<usize>>, HfError> {
+        let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
+        self.typed(key, "a list of numbers of layers", |value| value.as_array()?.iter().map(number).collect())
+    }
+
     /// Refuses any value of `key` but `expected` (and absence).
     pub fn only(&self, key: &str, expected: &Value) -> Result<(), HfError> {
         let off = (expected.is_boolean() && self.has(key)).then_some(&OFF);

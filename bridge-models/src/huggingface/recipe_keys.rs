@@ -41,6 +41,7 @@ const KEYS: &[(&str, &[&str])] = &[
     ("mhc_epsilon", &["hc_eps"]),
     ("mhc_output_magnitude", &["hc_magnitude"]),
     ("rope_proportional_share", &["*.partial_rotary_factor"]),
+    ("window_chunks", &["attention_chunk_size"]),
     ("clip_qkv", &["attn_config.clip_qkv"]),
     ("query_scale_beta", &["*.llama_4_scaling_beta", "attn_scale"]),
     ("query_scale_length", &["*.original_max_position_embeddings", "floor_scale"]),

@@ -30,11 +30,8 @@ static MIXTURE: Family = Family {
             ),
         ],
     ],
-    prefix: "model.",
     buffers: &[],
-    module_names: &[],
-    dropped: &[],
-    aliases: &[],
+    ..Family::USUAL
 };
 const HEADS: Heads = Heads { groups: 3, queries_per_group: 2, head_size: 5, value_size: 5 };
 const SIZES: Sizes = Sizes {

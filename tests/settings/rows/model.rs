@@ -293,6 +293,7 @@ fn attention() -> Vec<Row> {
         row("model.attn_logit_softcapping", &tiny(), &[AS_IT_IS, "0.01"]).moves("loss_1"),
         row("model.final_logit_softcapping", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.window_size", &tiny(), &[AS_IT_IS, "[3, 0]"]).moves("loss_1 flops"),
+        switch("model.window_chunks", &window).moves("loss_1"),
         row("model.window_attn_skip_freq", &window, &[AS_IT_IS, "2", "[0, 1]"]).moves("loss_1 flops"),
     ]
 }

@@ -20,6 +20,7 @@ fn router() -> Vec<Row> {
         row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid", "sparsemixer"]).moves("loss_1"),
         row("model.moe_router_sparsemixer_jitter", &mixer, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         switch("model.moe_router_raw_scores", &sigmoid).moves("loss_1"),
+        row("model.moe_router_sum_epsilon", &sigmoid, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.moe_router_num_groups", &moe(), &[AS_IT_IS, "2 & model.moe_router_group_topk=1"]).moves("loss_1"),
         row("model.moe_router_group_topk", &groups, &[AS_IT_IS, "2"]).moves("loss_1"),
         row("model.moe_router_group_score_topk", &groups, &[AS_IT_IS, "1"]).moves("loss_1"),
@@ -29,9 +30,11 @@ fn router() -> Vec<Row> {
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
         row("model.moe_glu_output_limits", &moe().with(&["model.activation_func=silu"]), &[AS_IT_IS, "[0.02, 0.02]"])
             .moves("loss_1"),
+        row("model.moe_output_multiplier", &shared, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.moe_linear_bias", &moe(), &["false", "true"]).moves("grad_norm_1 shapes slices"),
         switch("model.moe_dense_beside", &moe()).moves("loss_1 flops shapes slices"),
         switch("model.moe_router_scales", &moe()).moves("loss_1 shapes slices"),
+        switch("model.moe_apply_probs_on_input", &moe()).moves("loss_1"),
         switch("model.moe_router_bias", &moe()).moves("loss_1 shapes slices"),
         switch("model.freeze_moe_router", &moe()).moves("grad_norm_1 flops shapes slices"),
     ]

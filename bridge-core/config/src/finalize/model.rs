@@ -244,9 +244,9 @@ fn no_rope_layers(draft: &mut Draft<'_>) -> Vec<bool> {
 fn rope_scaling(draft: &mut Draft<'_>) {
     let model = draft.recipe.model.config.clone();
     draft.require(
-        !model.rope_scaling || model.rope_scaling_high_freq_factor > model.rope_scaling_low_freq_factor,
+        !model.rope_scaling || model.rope_scaling_high_freq_factor >= model.rope_scaling_low_freq_factor,
         "model.rope_scaling_high_freq_factor",
-        "must be above model.rope_scaling_low_freq_factor",
+        "must be at least model.rope_scaling_low_freq_factor",
     );
     let scales = |factor: f64| factor != 1.0;
     draft.require(

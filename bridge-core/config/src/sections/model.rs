@@ -260,6 +260,9 @@ section! {
         window_value_channels: Option<usize> = None, Limits::between(1.0, 16_777_216.0), needs("model.window_size");
         /// Sinks in windowed layers; null means `attention_sinks` (ours).
         window_attention_sinks: Option<bool> = None, needs("model.window_size");
+        /// Windows do not slide: attention stays inside chunks of as many positions as a window has
+        /// tokens (ours).
+        window_chunks: bool = false, needs("model.window_size");
         /// N: every N-th layer has no rotary embedding; list: 1 means without.
         no_rope_freq: Option<OneOrMany<usize>> = None, idle_unless(ROTATED);
         /// Residual stream in 32 bits between layers of 16 bits; stages of a pipeline send it so.
@@ -699,6 +702,10 @@ section! {
         /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen
         /// scores' sum (ours).
         moe_router_raw_scores: bool = false, needs("model.moe_router_score_function = sigmoid");
+        /// With sigmoid scores: added to the sum of the chosen ones, by which weights are divided
+        /// (ours).
+        moe_router_sum_epsilon: f64 = 1e-20, Limits::NON_NEGATIVE,
+            needs("model.moe_router_score_function = sigmoid");
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false, idle_unless("model.moe_router_score_function != sigmoid"),
             idle_unless("model.moe_router_load_balancing_type != sinkhorn");
@@ -726,6 +733,8 @@ section! {
             excludes("peft: all but the adapters is frozen there"), Group::EveryKind;
         /// Routing by random scores in training, for benchmarks.
         @training moe_router_force_load_balancing: bool = false;
+        /// Multiply the input of an expert by its weight, not the output.
+        moe_apply_probs_on_input: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).
         moe_linear_bias: Option<bool> = None;
         /// Width of all shared experts.
@@ -743,6 +752,8 @@ section! {
             needs("model.activation_func = silu");
         /// Gate of the shared expert.
         moe_shared_expert_gate: bool = false, needs("model.moe_shared_expert_intermediate_size");
+        /// Factor on the sum of the experts' and shared experts' outputs (ours).
+        moe_output_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         refused moe_shared_expert_overlap = false, "Overlap of the shared expert."
             => no_counterpart("a second stream of a GPU; shared experts run after the routed ones, with the same result");
         /// Dispatch method.

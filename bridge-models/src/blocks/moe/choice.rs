@@ -12,6 +12,7 @@ pub(super) struct Settings {
     pub identity_experts: usize,
     pub score_function: RouterScoreFunction,
     pub raw_scores: bool,
+    pub sum_epsilon: f64,
     pub groups: Option<Groups>,
     pub pre_softmax: bool,
     pub scaling_factor: f64,
@@ -36,6 +37,7 @@ impl Settings {
             identity_experts: moe.num_identity_experts,
             score_function,
             raw_scores,
+            sum_epsilon: moe.sum_epsilon,
             groups: Groups::new(moe).filter(|_| !moe.sinkhorn),
             pre_softmax,
             scaling_factor: moe.topk_scaling_factor.unwrap_or(1.0),
@@ -160,7 +162,7 @@ impl Choice {
             let weights: Vec<f64> = match settings.score_function {
                 RouterScoreFunction::Sigmoid => {
                     let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
-                    let divisor = if settings.raw_scores { 1.0 } else { sum + SMALLEST_SUM };
+                    let divisor = if settings.raw_scores { 1.0 } else { sum + settings.sum_epsilon };
                     order.iter().map(|expert| sigmoids[*expert] / divisor).collect()
                 }
                 RouterScoreFunction::Softmax if settings.pre_softmax => {
@@ -308,7 +310,7 @@ impl Choice {
         let mean = sigmoids.iter().zip(per_expert).map(|(s, d)| s / all * d).sum::<f64>();
         let mut d_sigmoids: Vec<f64> = per_expert.iter().map(|d| (d - mean) / all).collect();
         let experts = &self.experts_nk[token * k..][..k];
-        let chosen = experts.iter().map(|expert| sigmoids[*expert]).sum::<f64>() + SMALLEST_SUM;
+        let chosen = experts.iter().map(|expert| sigmoids[*expert]).sum::<f64>() + settings.sum_epsilon;
         let mean = experts.iter().zip(d_weights).map(|(expert, d)| sigmoids[*expert] / chosen * d).sum::<f64>();
         for (expert, d) in experts.iter().zip(d_weights) {
             d_sigmoids[*expert] += if settings.raw_scores { *d } else { (d - mean) / chosen };
@@ -336,7 +338,7 @@ fn sparse_mixer(scores: &[f64], order: &[usize], jitter: f64) -> Vec<Vec<f64>> {
     order.iter().enumerate().map(close_to).collect()
 }
 
-/// Added to sums of sigmoids, which may all be zero.
+/// Added to the sum of all sigmoids, which may all be zero.
 const SMALLEST_SUM: f64 = 1e-20;
 
 /// Softmax, and the logarithm of its denominator.

@@ -39,18 +39,22 @@ pub(super) fn all_to_all(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     let kept = counts.iter().sum();
     let tokens: Vec<usize> = order[..kept].iter().map(|place| place / k).collect();
     let place_of = inverse(&order);
+    let weights_nk = weights_nk.cast(FloatDType::from(x_nc.dtype()));
+    let choice_weights = weights_nk.clone().reshape([n * k, 1]);
     let y_mc = if group.size() == 1 {
-        let rows = ExpertRows::new(&tokens, counts, n, experts.min_rows_per_expert());
-        let results = experts.forward(rows.gather(x_nc), rows.counts());
+        let of_rows = |ids: &[usize], count| ExpertRows::new(ids, counts, count, experts.min_rows_per_expert());
+        let rows = of_rows(&tokens, n);
+        let x_mc = experts.weighted(rows.gather(x_nc), || of_rows(&order[..kept], n * k).gather(choice_weights));
+        let results = experts.forward(x_mc, rows.counts());
         results_of_choices(results, &place_of, kept, |index| rows.place(index))
     } else {
-        let results = exchange(gather_rows(x_nc, &tokens), counts, group, experts);
+        let x_mc = experts.weighted(gather_rows(x_nc, &tokens), || gather_rows(choice_weights, &order[..kept]));
+        let results = exchange(x_mc, counts, group, experts);
         results_of_choices(results, &place_of, kept, |index| index)
     };
     let y_nkc: Tensor<3> = y_mc.reshape([n, k, c]);
-    let dtype = FloatDType::from(y_nkc.dtype());
-    let weights: Tensor<3> = weights_nk.cast(dtype).reshape([n, k, 1]);
-    (y_nkc * weights).sum_dim(1).reshape([n, c])
+    let y_nkc = if experts.weighted_inputs { y_nkc } else { y_nkc * weights_nk.reshape([n, k, 1]) };
+    y_nkc.sum_dim(1).reshape([n, c])
 }
 
 /// The result of each choice; zeros for those without a row, which are not among the first `kept`
@@ -134,13 +138,14 @@ pub(super) fn all_gather(x_nc: Tensor<2>, routing: Routing, group: &Group, exper
     // matter.
     let mut targets = vec![0_i64; token_rows.counts().iter().sum()];
     tokens.iter().enumerate().for_each(|(index, token)| targets[token_rows.place(index)] = *token as i64);
-    let results = experts.forward(token_rows.gather(x_nc), token_rows.counts());
-    let dtype = FloatDType::from(results.dtype());
-    let weights_m1 = weight_rows.gather(weights_nk.reshape([all * k, 1])).cast(dtype);
+    let weights_m1 = weight_rows.gather(weights_nk.reshape([all * k, 1])).cast(FloatDType::from(x_nc.dtype()));
+    let x_mc = experts.weighted(token_rows.gather(x_nc), || weights_m1.clone());
+    let results = experts.forward(x_mc, token_rows.counts());
+    let results = if experts.weighted_inputs { results } else { results * weights_m1 };
     let rows = targets.len();
     let targets = Tensor::<1, Int>::from_data(TensorData::new(targets, [rows]), &device);
     let sums = Tensor::zeros([all, c], (&results.device(), results.dtype()));
-    let sums = sums.select_assign(0, targets, results * weights_m1, IndexingUpdateOp::Add);
+    let sums = sums.select_assign(0, targets, results, IndexingUpdateOp::Add);
     reduce_scatter_sequence(sums, 0, group)
 }
 

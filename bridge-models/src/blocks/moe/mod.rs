@@ -61,6 +61,9 @@ pub(crate) struct Moe {
     identity_weights: Vec<Param<Tensor<2>>>,
     /// True if the router may choose experts that are the identity.
     has_identities: bool,
+    /// Factor on the output.
+    #[module(skip)]
+    multiplier: f64,
     #[module(skip)]
     dispatcher: TokenDispatcher,
     #[module(skip)]
@@ -94,6 +97,9 @@ struct Experts {
     /// All are one operation, rather than some for each.
     #[module(skip)]
     is_grouped: bool,
+    /// True if inputs are multiplied by the weights of choices, not outputs.
+    #[module(skip)]
+    weighted_inputs: bool,
     /// True if outputs of the activation are recomputed in backward, as the single operation over
     /// all experts does anyway.
     #[module(skip)]
@@ -135,6 +141,7 @@ impl Moe {
             shared_gate: moe.shared_gate.then(gate),
             identity_weights: identities.map(identity_weight).collect(),
             has_identities: moe.num_identity_experts > 0,
+            multiplier: moe.output_multiplier,
             dispatcher: moe.dispatcher,
             recomputed: config.recomputed,
         }
@@ -158,11 +165,12 @@ impl Moe {
     /// given, in place of the experts' input.
     pub fn forward(&self, x_btc: Tensor<3>, scored_btc: Option<Tensor<3>>, input: &MoeInput) -> Tensor<3> {
         let logits_bte = self.router.logits(scored_btc.unwrap_or_else(|| x_btc.clone()), input);
-        if input.regions.shards_experts_alike() {
+        let y_btc = if input.regions.shards_experts_alike() {
             self.forward_in_region(x_btc, logits_bte, input)
         } else {
             self.forward_on_own_tokens(x_btc, logits_bte, input)
-        }
+        };
+        if self.multiplier == 1.0 { y_btc } else { y_btc * self.multiplier }
     }
 
     /// Experts, shared or not, are cut over the tensor-parallel ranks: one region has them all.
@@ -276,13 +284,19 @@ impl Experts {
     /// operation.
     fn new(local_experts: Vec<Mlp>, config: &DecoderConfig, moe: &MoeConfig) -> Self {
         let is_grouped = moe.grouped_gemm && local_experts.iter().all(Mlp::is_plain);
-        Self { local_experts, is_grouped, recomputes_activation: config.recomputed.moe_act }
+        let (weighted_inputs, recomputes_activation) = (moe.weighted_inputs, config.recomputed.moe_act);
+        Self { local_experts, is_grouped, weighted_inputs, recomputes_activation }
     }
 
     /// Minimum rows passed to each expert: 1 if each expert is a separate matrix product, which
     /// cannot be empty; 0 for grouped GEMM.
     fn min_rows_per_expert(&self) -> usize {
         usize::from(!self.is_grouped)
+    }
+
+    /// Rows, `[m, c]`, times the weights of their choices, `[m, 1]`, if inputs have the weights.
+    fn weighted(&self, rows_mc: Tensor<2>, weights_m1: impl FnOnce() -> Tensor<2>) -> Tensor<2> {
+        if self.weighted_inputs { rows_mc * weights_m1() } else { rows_mc }
     }
 
     /// `[m, c]`, rows of the first expert first and `counts` of each, at least

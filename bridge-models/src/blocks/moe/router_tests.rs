@@ -182,8 +182,9 @@ fn sparsemixer_weights_each_expert_by_the_scores_close_to_it() {
 fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
     let device = Device::flex().autodiff();
     let regions = Regions::new(&Parallel::single());
-    for raw_scores in [false, true] {
-        let moe = MoeConfig { score_function: RouterScoreFunction::Sigmoid, raw_scores, ..settings(false) };
+    for (raw_scores, sum_epsilon) in [(false, 1e-20), (true, 1e-20), (false, 0.3)] {
+        let sigmoid = RouterScoreFunction::Sigmoid;
+        let moe = MoeConfig { score_function: sigmoid, raw_scores, sum_epsilon, ..settings(false) };
         let bias = [0.4_f32, -0.3, 0.0, 0.2, -0.1];
         let bias_e = Param::from_tensor(Tensor::<1>::from_floats(bias, &device));
         let router = Router { expert_bias: Some(bias_e), ..router(&moe, &device) };
@@ -200,7 +201,7 @@ fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
         let best = biased.clone().sort_descending(1).narrow(1, 0, K);
         assert_eq!(best.into_data(), biased.gather(1, ids.clone()).into_data(), "the largest scores with their biases");
         let chosen = s.clone().gather(1, ids);
-        let sum = if raw_scores { Tensor::ones([N, 1], &device) } else { chosen.clone().sum_dim(1) };
+        let sum = if raw_scores { Tensor::ones([N, 1], &device) } else { chosen.clone().sum_dim(1) + sum_epsilon };
         let weights = chosen / sum * 1.7;
         let p = s.clone() / s.sum_dim(1);
         let by_score = by_score(&leaf);

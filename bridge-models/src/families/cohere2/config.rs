@@ -16,9 +16,10 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Settings of the first generation too.
-pub(crate) const LAYERS: &[Setting] = &[
-    Setting::Rows(SIZES),
-    HEAD_SIZE,
+pub(crate) const LAYERS: &[Setting] = &[Setting::Rows(SIZES), HEAD_SIZE, Setting::Rows(ROWS_BESIDE_SIZES)];
+
+/// [`LAYERS`] beside the sizes.
+pub(crate) const ROWS_BESIDE_SIZES: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(8192)),
     Setting::Rows(BLOCKS),
     Setting::Always(|c| {

@@ -12,5 +12,6 @@ pub(super) static FAMILY: Family = Family {
     architecture: "CwmForCausalLM",
     settings: config::SETTINGS,
     weights: &[llama::weights::WEIGHTS],
+    usual_bos: Some(128_000),
     ..Family::USUAL
 };

@@ -55,7 +55,7 @@ const ROPE: RopeForm = RopeForm { theta: 1e6, ..RopeForm::USUAL };
 
 pub(crate) const MIXERS: MixerNames = &[SHORT_CONV, ATTENTION];
 
-fn short_conv(config: &mut DecoderConfig) -> &mut ShortConvConfig {
+pub(crate) fn short_conv(config: &mut DecoderConfig) -> &mut ShortConvConfig {
     &mut config.hybrid.get_or_insert_with(|| HybridConfig::new(Vec::new())).short_conv
 }
 

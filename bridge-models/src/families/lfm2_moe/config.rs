@@ -26,7 +26,7 @@ fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     moe.num_experts = fields.size("num_experts")?.unwrap_or(32);
     moe.topk = fields.size("num_experts_per_tok")?.unwrap_or(4);
     moe.ffn_hidden_size = fields.size("moe_intermediate_size")?.unwrap_or(1792);
-    moe.score_function = RouterScoreFunction::Sigmoid;
+    (moe.score_function, moe.sum_epsilon) = (RouterScoreFunction::Sigmoid, 1e-6);
     moe.expert_bias = fields.bool("use_expert_bias")?.unwrap_or(true);
     moe.raw_scores = !fields.bool("norm_topk_prob")?.unwrap_or(true);
     moe.topk_scaling_factor = Some(factor).filter(|factor| *factor != 1.0);

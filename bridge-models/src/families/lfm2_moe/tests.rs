@@ -20,7 +20,7 @@ fn the_first_layers_have_no_experts() {
     let layers = config.hybrid.unwrap().layers;
     assert_eq!([layers[1], layers[3], layers[5]], [HybridBlock::Mlp, HybridBlock::Mlp, HybridBlock::Moe]);
     let moe = config.moe.unwrap();
-    assert_eq!((moe.num_experts, moe.topk, moe.ffn_hidden_size), (32, 4, 1792));
+    assert_eq!((moe.num_experts, moe.topk, moe.ffn_hidden_size, moe.sum_epsilon), (32, 4, 1792, 1e-6));
     assert!(moe.score_function == RouterScoreFunction::Sigmoid && moe.expert_bias && !moe.raw_scores);
     let moe = of(json!({
         "num_dense_layers": 0, "use_expert_bias": false, "norm_topk_prob": false, "routed_scaling_factor": 2.5,

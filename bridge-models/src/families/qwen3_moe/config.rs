@@ -31,16 +31,7 @@ pub(crate) const SPARSE_LAYERS: Setting = Setting::Keys { read: read_layers, wri
 /// Every `decoder_sparse_step`-th layer has experts, but those that `mlp_only_layers` names.
 fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
-    let key = "mlp_only_layers";
-    let wrong = |found: &Value| fields.error(key, &found.to_string(), "a list of numbers of layers");
-    let dense: Vec<usize> = match fields.get(key) {
-        None => Vec::new(),
-        Some(Value::Array(layers)) => layers
-            .iter()
-            .map(|layer| layer.as_u64().and_then(|layer| usize::try_from(layer).ok()).ok_or_else(|| wrong(layer)))
-            .collect::<Result<_, _>>()?,
-        Some(other) => return Err(wrong(other)),
-    };
+    let dense = fields.layers("mlp_only_layers")?.unwrap_or_default();
     let has_experts = |layer: usize| (layer + 1).is_multiple_of(step) && !dense.contains(&layer);
     experts(config).layers = LayerPattern::from_list((0..config.num_layers).map(has_experts).collect());
     Ok(())

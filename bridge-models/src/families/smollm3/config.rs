@@ -20,32 +20,33 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Unused(&["no_rope_layer_interval"]),
 ];
 
-/// `no_rope_layers` has 1 for layers with rotary embedding; without it every
+const ROTATED: &str = "no_rope_layers";
+
+/// Reads the layers with rotary embedding, which `no_rope_layers` marks with 1; without it every
 /// `no_rope_layer_interval`-th layer has none.
-fn read_no_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let rotated: Vec<bool> = match fields.get("no_rope_layers") {
+pub(crate) fn read_no_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+    let layers = config.num_layers;
+    let without = match fields.get(ROTATED).filter(|marks| **marks != json!([])) {
         Some(marks) => {
-            let mark = |mark: &Value| mark.as_u64().filter(|mark| *mark <= 1).map(|mark| mark == 1);
-            let marks_read: Option<Vec<bool>> = marks.as_array().and_then(|marks| marks.iter().map(mark).collect());
+            let mark = |mark: &Value| mark.as_u64().filter(|mark| *mark <= 1).map(|mark| mark == 0);
             // There may be more marks than layers.
-            let rotated = marks_read.filter(|read| read.len() >= config.num_layers);
-            let expected = format!("0 or 1 for each of {} layers", config.num_layers);
-            rotated.ok_or_else(|| fields.error("no_rope_layers", &marks.to_string(), &expected))?
+            let read = marks.as_array().and_then(|marks| marks.iter().take(layers).map(mark).collect());
+            let expected = format!("0 or 1 for each of {layers} layers");
+            let without = read.filter(|read: &Vec<bool>| read.len() == layers);
+            without.ok_or_else(|| fields.error(ROTATED, &marks.to_string(), &expected))?
         }
         None => {
             let interval = fields.size("no_rope_layer_interval")?.unwrap_or(4);
-            (1..=config.num_layers).map(|number| !number.is_multiple_of(interval)).collect()
+            (1..=layers).map(|number| number.is_multiple_of(interval)).collect()
         }
     };
-    windows::set_unrotated(config, rotated.into_iter().take(config.num_layers).map(|rotated| !rotated).collect());
+    windows::set_unrotated(config, without);
     Ok(())
 }
 
-fn write_no_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let is_rotated =
-        |layer| !config.no_rope_layers.includes(layer) && config.position_embedding != PositionEmbedding::None;
-    let marks = (0..config.num_layers).map(|layer| u8::from(is_rotated(layer)));
-    settings.insert("no_rope_layers".into(), json!(marks.collect::<Vec<_>>()));
+pub(crate) fn write_no_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+    let marks: Vec<u8> = (0..config.num_layers).map(|layer| u8::from(config.rotates(layer))).collect();
+    settings.insert(ROTATED.into(), json!(marks));
 }
 
 /// A window in the layers that `layer_types` names, or in those without rotary embedding.

@@ -1,6 +1,6 @@
 //! SmolLM3: a Llama of which every fourth layer has no rotary embedding.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 

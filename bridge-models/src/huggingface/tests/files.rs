@@ -307,6 +307,17 @@ fn attention_to_later_tokens_is_refused_and_negative_tokens_are_none() {
 }
 
 #[test]
+fn a_class_that_takes_no_null_has_a_first_token() {
+    for (name, expected) in [("cwm", Value::from(128_000)), ("llama", Value::Null)] {
+        let model = HfModel::open(&golden(name)).unwrap();
+        let folder = export_to_temporary(&model, &ExportOptions::default());
+        let text = std::fs::read_to_string(folder.path().join("config.json")).unwrap();
+        let written: Map<String, Value> = serde_json::from_str(&text).unwrap();
+        assert_eq!(written["bos_token_id"], expected);
+    }
+}
+
+#[test]
 fn exported_settings_are_those_of_transformers() {
     for name in &golden_models() {
         let model = HfModel::open(&golden(name)).unwrap();

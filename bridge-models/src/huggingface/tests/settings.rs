@@ -146,7 +146,7 @@ fn the_old_table_has_the_keys_that_its_kind_knows() {
 #[test]
 fn errors_of_a_folder_name_its_file_and_the_files_key() {
     let llama3 = json!({
-        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "high_freq_factor": 2.0,
+        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 2.0, "high_freq_factor": 1.0,
         "original_max_position_embeddings": 32,
     });
     let linear = json!({ "rope_type": "linear", "factor": -1.0 });

@@ -1,5 +1,5 @@
 //! A layer of a hybrid model: one norm and one block, or two blocks side by side, on the residual
-//! stream.
+//! stream. In sandwich norms there is a norm of a block's output too.
 
 use bridge_core::model::{Boundary, ChunkScope, Component, LayerState, SegmentCost, SegmentRole, Workload};
 use bridge_kernels::Recomputable;
@@ -26,6 +26,7 @@ use crate::blocks::ssm::selective::SelectiveMamba;
 #[derive(Module, Debug)]
 pub(crate) struct HybridLayer {
     norm: Norm,
+    output_norm: Option<Norm>,
     mixer: Mixer,
     dropout: f64,
     #[module(skip)]
@@ -94,14 +95,17 @@ impl HybridLayer {
         let block = hybrid.layers[index];
         let segment = scope.segment(parts(block)[0], Some(index));
         let scope = segment.child(&format!("decoder.layers.{index}"));
-        let norm = match block {
-            HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => "norm",
-            HybridBlock::SharedMamba => "mamba.norm",
-            HybridBlock::Attention | HybridBlock::MambaAttention => "input_layernorm",
-            HybridBlock::Mlp | HybridBlock::Moe => "pre_mlp_layernorm",
+        let [before, after] = match block {
+            HybridBlock::Mamba | HybridBlock::Selective | HybridBlock::ShortConv => ["norm", "post_norm"],
+            HybridBlock::SharedMamba => ["mamba.norm", "post_norm"],
+            HybridBlock::Attention | HybridBlock::MambaAttention => {
+                ["input_layernorm", "post_self_attention_layernorm"]
+            }
+            HybridBlock::Mlp | HybridBlock::Moe => ["pre_mlp_layernorm", "post_mlp_layernorm"],
         };
-        // The norm is declared before the block.
-        let norm = Norm::new(config.norm, config.hidden_size, &scope, norm);
+        // The norms are declared before the block.
+        let norm = |name| Norm::new(config.norm, config.hidden_size, &scope, name);
+        let (norm, output_norm) = (norm(before), config.has_sandwich_norms().then(|| norm(after)));
         let feed_forward = scope.component(Component::Mlp).child("mlp");
         let state_space = scope.component(Component::StateSpace).child("mixer");
         let attention =
@@ -121,6 +125,7 @@ impl HybridLayer {
         };
         Self {
             norm,
+            output_norm,
             mixer,
             dropout: config.hidden_dropout,
             residual: config.residual,
@@ -148,6 +153,13 @@ impl HybridLayer {
         let norm = SegmentCost {
             modules: read.into_iter().collect(),
             ..statistics(config.norm, work.tokens_between_blocks())
+        };
+        let block = match config.has_sandwich_norms() {
+            true => {
+                let output = SegmentCost { kept: stream * work.activation_bytes, ..SegmentCost::default() };
+                block.and(statistics(config.norm, work.tokens_between_blocks())).and(output)
+            }
+            false => block,
         };
         SegmentCost { input: stream, ..norm.and(block) }
     }
@@ -245,7 +257,7 @@ impl HybridLayer {
                 (mlp_key, (Box::new(run), 1.0))
             }
         };
-        residual.step(x_btc, [Branch { input: norm, block, after: None, multiplier, key }])
+        residual.step(x_btc, [Branch { input: norm, block, after: self.output_norm.as_ref(), multiplier, key }])
     }
 }
 

@@ -175,6 +175,7 @@ fn remembered_tokens_change_no_logits() {
         .chain(factors())
         .chain(switches())
         .chain(layer_ends())
+        .chain(gates())
     {
         let chunk = build(&config);
         let ids = tokens(13, config.vocab_size);
@@ -216,7 +217,7 @@ fn a_sequence_that_grows_over_the_original_length_is_seen_again() {
 
 #[test]
 fn packed_documents_do_not_see_each_other() {
-    for config in [llama(), gpt2(), everything()] {
+    for config in [llama(), gpt2(), everything()].into_iter().chain(gates()) {
         let chunk = build(&config);
         let mut packed = micro_batch(config.vocab_size);
         packed.document_ids = Some([0, 0, 0, 1, 1, 1, 1].repeat(2));

@@ -1,6 +1,8 @@
 //! Models whose layers have one block each, with Mamba's and short convolutions among them: ranks,
 //! stages, generation, documents, initial values.
 
+use bridge_core::config::NormPlacement;
+
 use super::spread::{ONE, Spread, check, run, sequences};
 use super::*;
 
@@ -45,6 +47,19 @@ fn mixed() -> DecoderConfig {
         mlp_output: 1.2,
     };
     hybrid.mamba = MambaConfig { norm_before_gate: true, out_bias: Some(false), dt_rank: Some(4), ..hybrid.mamba };
+    config
+}
+
+/// Short convolutions and attention in a window, with norms around each block.
+fn sandwich() -> DecoderConfig {
+    let mut config = DecoderConfig {
+        residual: ResidualConfig { norms: NormPlacement::Sandwich, ..ResidualConfig::default() },
+        window_size: Some(2),
+        window_layers: LayerPattern::Listed(vec![false, true, false, false]),
+        ..hybrid()
+    };
+    let hybrid = config.hybrid.as_mut().unwrap();
+    hybrid.layers = vec![HybridBlock::ShortConv, HybridBlock::Attention, HybridBlock::Mlp, HybridBlock::Mamba];
     config
 }
 
@@ -155,7 +170,7 @@ fn ranks_compute_what_one_does() {
     let two = Spread { tensor: 2, ..ONE };
     let four = Spread { tensor: 4, ..ONE };
     let parallel = [Spread { sequence_parallel: true, ..two }, Spread { sequence_parallel: true, ..four }];
-    let mixed = [("mixed", mixed()), ("without norm", mixed_without_norm())];
+    let mixed = [("mixed", mixed()), ("without norm", mixed_without_norm()), ("sandwich", sandwich())];
     let shared = [("shared", shared(2)), ("shared by all", shared(1))];
     for (name, config) in [("hybrid", hybrid()), ("pure", pure())].into_iter().chain(mixed).chain(shared) {
         check(vec![(name, config)], &[two, four, parallel[0], parallel[1], Spread { data: 2, ..two }]);
@@ -179,7 +194,9 @@ fn stages_in_a_row_are_the_whole_model() {
 
 #[test]
 fn logits_with_state_are_those_without() {
-    [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm(), shared(2)].iter().for_each(check_states);
+    [hybrid(), pure(), with_experts(), mixed(), mixed_without_norm(), shared(2), sandwich()]
+        .iter()
+        .for_each(check_states);
 }
 
 /// Checks that logits of tokens in several parts, with a state, are those of all at once.

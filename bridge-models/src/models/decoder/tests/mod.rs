@@ -173,6 +173,9 @@ pub fn gates() -> [DecoderConfig; 4] {
         qk_l2_norm: true,
         qk_layernorm_after_rope: true,
         query_scale: Some(QueryScaleConfig { beta: 0.8, length: 2, first: 0, unrotated_only: true }),
+        window_size: Some(2),
+        window_layers: LayerPattern::Listed(vec![true, false, true]),
+        window_chunks: true,
         ..llama()
     };
     [fused, element, head, unrotated]

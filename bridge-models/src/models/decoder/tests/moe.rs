@@ -143,6 +143,39 @@ fn experts_that_are_all_alike_are_one_dense_block() {
     }
 }
 
+/// ReLU lets positive factors through, and so do experts without a gate that have it.
+#[test]
+fn weights_of_inputs_are_weights_of_outputs_where_the_unit_lets_them_through() {
+    let batch = Batch::new(&micro_batch(37), &device());
+    let results = |activation, gated_linear_unit, weighted_inputs, output_multiplier: f64| {
+        let moe = MoeConfig { weighted_inputs, output_multiplier, ..mixture(5, 2).moe.unwrap() };
+        let config = DecoderConfig { moe: Some(moe), activation, gated_linear_unit, ..llama() };
+        let mut chunk = build(&config);
+        let scaled = values(chunk.as_ref()).into_iter().map(|(name, mut value)| {
+            // A factor on all outputs is one on the last matrix.
+            if output_multiplier == 1.0 && name.contains("local_experts") && name.ends_with("fc2.weight") {
+                value.iter_mut().for_each(|value| *value *= 0.5);
+            }
+            (name, value)
+        });
+        let scaled: Values = scaled.collect();
+        set_values(chunk.as_mut(), &scaled);
+        loss_and_gradients(chunk.as_ref(), &batch, Mode::Evaluate)
+    };
+    let (expected, gradients) = results(Activation::Relu, false, false, 0.5);
+    for (weighted_inputs, multiplier) in [(true, 0.5), (true, 1.0), (false, 1.0)] {
+        let (loss, found) = results(Activation::Relu, false, weighted_inputs, multiplier);
+        assert!((loss / expected - 1.0).abs() < 1e-6, "{loss}, expected {expected}");
+        for (name, expected) in &gradients {
+            let is_scaled = multiplier == 1.0 && name.contains("local_experts") && name.ends_with("fc2.weight");
+            let expected: Vec<f32> = expected.iter().map(|g| if is_scaled { 2.0 * g } else { *g }).collect();
+            assert_close(&found[name], &expected, 1e-5);
+        }
+    }
+    let [inputs, outputs] = [true, false].map(|weighted| results(Activation::Silu, true, weighted, 0.5).0);
+    assert!((inputs - outputs).abs() > 1e-3, "{inputs} and {outputs}");
+}
+
 #[test]
 fn names_and_shapes_are_those_of_the_configuration() {
     let config = mixture(5, 2);
@@ -216,6 +249,7 @@ fn settings_of_experts_are_checked_by_key() {
         ("model.moe_router_group_topk", groups),
         ("model.moe_router_topk", MoeConfig { topk: 6, ..base.clone() }),
         ("model.num_moe_experts", MoeConfig { num_experts: 0, ..base.clone() }),
+        ("model.moe_apply_probs_on_input", MoeConfig { weighted_inputs: true, linear_bias: true, ..base.clone() }),
         ("model.moe_z_loss_coeff", MoeConfig { z_loss_coeff: f64::NAN, ..base.clone() }),
         ("model.moe_layer_freq", MoeConfig { layers: LayerPattern::Listed(vec![true]), ..base }),
     ];

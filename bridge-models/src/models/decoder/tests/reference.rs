@@ -183,13 +183,14 @@ impl Model<'_> {
             }
         }
         let window = config.window(layer).unwrap_or(usize::MAX);
+        let chunk = |position: usize| if config.window_chunks { position / window.saturating_add(1) } else { 0 };
         (0..x.len())
             .map(|i| {
                 let mut out = Vec::new();
                 for h in 0..config.num_attention_heads {
                     let (group, within) = (h / r, h % r);
                     let q = head(&qkv[i], i, group * per_group + within, Some("q_layernorm"));
-                    let seen: Vec<usize> = (0..=i).filter(|j| i - j <= window).collect();
+                    let seen: Vec<usize> = (0..=i).filter(|j| i - j <= window && chunk(i) == chunk(*j)).collect();
                     let scores = seen.iter().map(|j| {
                         let k = head(&qkv[*j], *j, group * per_group + key, Some("k_layernorm"));
                         let score = q.iter().zip(&k).map(|(a, b)| a * b).sum::<f64>() * config.softmax_scale;

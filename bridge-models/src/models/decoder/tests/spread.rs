@@ -341,6 +341,8 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
     let narrow = MoeConfig { latent_size: Some(12), ..moe.clone() };
     let other_narrow = MoeConfig { latent_size: Some(8), ..other.clone() };
     let beside = MoeConfig { dense_beside: true, scaled_router: true, ..other.clone() };
+    let weighted = MoeConfig { weighted_inputs: true, output_multiplier: 0.5, ..moe.clone() };
+    let other_weighted = MoeConfig { weighted_inputs: true, ..other.clone() };
     let biased = MoeConfig { linear_bias: true, router_bias: true, ..other.clone() };
     let all = [
         ("mixture", moe),
@@ -348,6 +350,8 @@ pub fn mixtures() -> Vec<(&'static str, DecoderConfig)> {
         ("narrow experts", narrow),
         ("other narrow experts", other_narrow),
         ("experts beside a dense block", beside),
+        ("weighted inputs of experts", weighted),
+        ("weighted inputs of other experts", other_weighted),
     ];
     let with = |moe| DecoderConfig { moe: Some(moe), ..divisible(llama()) };
     let biased = DecoderConfig { mlp_bias: true, ..with(biased) };
