@@ -86,6 +86,15 @@ config_table! {
                 streams.iter().for_each(|streams| streams.write(section));
             },
         };
+        /// Several residual streams of which a layer reads and writes one.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        altup: Option<AltUpConfig> = None => SettingCodec {
+            read: |section, _| section.altup_num_inputs.map(|_| AltUpConfig::read(section)).transpose(),
+            write: |altup, _, section| altup.iter().for_each(|altup| altup.write(section)),
+        };
+        /// Share of the gates of each layer's feed-forward block that are zero; `None` is no zeros.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation_sparsity: Option<Vec<f64>> = None => setting!(activation_sparsity_pattern);
         /// True if the residual stream is in float32 with any dtype of the layers. Not stored in
         /// model files.
         #[serde(skip)]
@@ -288,6 +297,20 @@ config_table! {
         /// Initial factor on the products that weights are made of. Not stored in model files.
         #[serde(skip)]
         initial_scale: f64 = 0.01 => setting!(mhc_init_gating_factor);
+    }
+}
+
+config_table! {
+    /// Residual streams of which a layer reads and writes one (AltUp), with a branch beside
+    /// attention (LAuReL).
+    #[derive(Copy)]
+    pub struct AltUpConfig {
+        /// Number of streams.
+        count: usize = 4 => setting_or!(altup_num_inputs, |_| 4);
+        /// The stream that layers read and write.
+        active: usize = 0 => setting!(altup_active_idx);
+        /// Size between the two matrices of the branch beside attention.
+        laurel_rank: usize = 64 => setting!(laurel_rank);
     }
 }
 

@@ -71,7 +71,15 @@ impl DecoderConfig {
 
     /// Elements of a token in all residual streams.
     pub fn stream_size(&self) -> usize {
-        self.hidden_size.saturating_mul(self.streams.map_or(1, |streams| streams.count))
+        let altup = self.altup.map(|altup| altup.count);
+        self.hidden_size.saturating_mul(self.streams.map(|streams| streams.count).or(altup).unwrap_or(1))
+    }
+
+    /// Number of standard deviations above the mean up to which layer `index` (global) sets gates
+    /// to zero.
+    pub(crate) fn gate_cutoff(&self, index: usize) -> Option<f64> {
+        let share = *self.activation_sparsity.as_ref()?.get(index)?;
+        (share > 0.0).then(|| normal_quantile(f64::from(share as f32)))
     }
 
     /// Rows of the query-key-value projection.
@@ -264,5 +272,33 @@ impl RopeConfig {
     /// Elements of a head of `head_size` that are rotated.
     pub fn rotary_size(&self, head_size: usize) -> usize {
         (head_size as f64 * self.percent) as usize
+    }
+}
+
+/// The number below which a standard normal variable is with this probability, by Newton's method.
+fn normal_quantile(probability: f64) -> f64 {
+    let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
+    // Terms x, x^3 / 3, x^5 / (3 * 5), ...
+    let series = |x: f64| {
+        let terms = (1..200).scan(x, |term, k| {
+            *term *= x * x / f64::from(2 * k + 1);
+            Some(*term)
+        });
+        x + terms.sum::<f64>()
+    };
+    (0..50).fold(0.0, |x, _| x - (0.5 + density(x) * series(x) - probability) / density(x))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_those_of_tables() {
+        for (probability, quantile) in
+            [(0.5, 0.0), (0.95, 1.644_853_626_951), (0.1, -1.281_551_565_545), (0.999_999, 4.753_424_308_823)]
+        {
+            assert!((normal_quantile(probability) - quantile).abs() < 1e-9, "{probability}");
+        }
     }
 }

@@ -54,6 +54,8 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
         ("model.query_scale_beta", config.query_scale.is_some()),
         ("model.embedding_layernorm", config.embedding_norm),
         ("model.enable_mhc_connections", config.streams.is_some()),
+        ("model.altup_num_inputs", config.altup.is_some()),
+        ("model.activation_sparsity_pattern", config.activation_sparsity.is_some()),
         ("model.hidden_size_per_layer_input", config.per_layer.is_some()),
         ("model.layer_scalar", config.layer_scalar),
         ("model.add_output_layer_bias", config.output_bias),

@@ -356,10 +356,24 @@ impl DecoderConfig {
     /// A block with streams has one input and one output, and the head reads all streams.
     fn validate_streams(&self) -> Result<(), ModelBuildError> {
         let ResidualConfig { norms, blocks, stream_multiplier, adds_to_norm, .. } = self.residual;
+        let key = if self.altup.is_some() { "model.altup_num_inputs" } else { "model.enable_mhc_connections" };
         let size = self.stream_size();
         if !(1..=LARGEST_SIZE).contains(&size) {
             let message = format!("expected from 1 to {LARGEST_SIZE} elements in all streams, found {size}");
-            return Err(invalid("model.mhc_num_residual_streams", message));
+            return Err(invalid(key, message));
+        }
+        if let Some(altup) = self.altup {
+            if altup.count < 2 {
+                return Err(invalid(key, format!("expected at least 2, found {}", altup.count)));
+            }
+            if altup.active >= altup.count {
+                let message = format!("expected less than altup_num_inputs ({}), found {}", altup.count, altup.active);
+                return Err(invalid("model.altup_active_idx", message));
+            }
+            if !(1..=LARGEST_SIZE).contains(&altup.laurel_rank) {
+                let message = format!("expected from 1 to {LARGEST_SIZE}, found {}", altup.laurel_rank);
+                return Err(invalid("model.laurel_rank", message));
+            }
         }
         let reason = if blocks != BlockOrder::Sequential {
             "block_order other than sequential"
@@ -371,16 +385,40 @@ impl DecoderConfig {
             "a hybrid, whose layers have one block each"
         } else if self.mtp_num_layers > 0 {
             "mtp_num_layers above 0"
+        } else if self.altup.is_some() == self.streams.is_some() {
+            "enable_mhc_connections and altup_num_inputs at once"
+        } else if self.moe.as_ref().is_some_and(|moe| moe.shortcut) {
+            "experts whose output a later layer adds"
+        } else if self.altup.is_some() && self.per_layer.is_none() {
+            "hidden_size_per_layer_input = null: other streams read the vectors of layers"
+        } else if self.altup.is_some() && norms != NormPlacement::Sandwich {
+            "norm_placement other than sandwich"
         } else {
             return Ok(());
         };
-        Err(invalid("model.enable_mhc_connections", format!("expected false with {reason}")))
+        Err(invalid(key, format!("cannot be combined with {reason}")))
     }
 
     fn validate_residual(&self) -> Result<(), ModelBuildError> {
         let residual = &self.residual;
-        if self.streams.is_some() {
+        if self.streams.is_some() || self.altup.is_some() {
             self.validate_streams()?;
+        }
+        if let Some(shares) = &self.activation_sparsity {
+            let key = "model.activation_sparsity_pattern";
+            let are_shares = shares.iter().all(|share| (0.0..1.0).contains(share));
+            if !are_shares || shares.len() != self.num_layers {
+                let message = format!("expected a number in [0, 1) for each of {} layers", self.num_layers);
+                return Err(invalid(key, message));
+            }
+            if !self.gated_linear_unit
+                || self.activation == Activation::Xielu
+                || self.moe.is_some()
+                || self.hybrid.is_some()
+            {
+                let message = "needs gated_linear_unit = true, without experts and outside of a hybrid";
+                return Err(invalid(key, message.into()));
+            }
         }
         let reads_norm = matches!(residual.norms, NormPlacement::Before | NormPlacement::Sandwich);
         if residual.adds_to_norm && (!reads_norm || residual.blocks != BlockOrder::Sequential) {

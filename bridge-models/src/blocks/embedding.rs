@@ -11,6 +11,7 @@ use bridge_kernels::{DropoutKey, LinearWeight, embedding};
 use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor, TensorData};
 
+use super::altup::StreamProjections;
 use super::init::InitialValues;
 use super::norm::{Norm, statistics};
 use super::per_layer::PerLayerEmbedding;
@@ -73,6 +74,8 @@ pub(crate) struct Embedding {
     /// Norm of the sum of both.
     layernorm: Option<Norm>,
     per_layer: Option<PerLayerEmbedding>,
+    /// Projections to further residual streams.
+    altup: Option<StreamProjections>,
     /// Rows of the whole vocabulary.
     vocab_size: usize,
     /// Factor on the words' rows.
@@ -97,11 +100,12 @@ impl Embedding {
             position_embeddings: learned.then(positions),
             layernorm: config.embedding_norm.then(|| Norm::new(config.norm, config.hidden_size, scope, "layernorm")),
             per_layer: config.per_layer.map(|per_layer| PerLayerEmbedding::new(config, per_layer, scope)),
+            altup: StreamProjections::new(config, scope, "altup_projections"),
             vocab_size: config.padded_vocab_size,
             multiplier: config.embedding_multiplier,
             dropout: config.embedding_dropout,
             is_wide: config.fp32_residual,
-            streams: config.stream_size() / config.hidden_size,
+            streams: config.streams.map_or(1, |streams| streams.count),
         }
     }
 
@@ -116,6 +120,7 @@ impl Embedding {
             ..SegmentCost::default()
         };
         let embedding = if config.embedding_norm { embedding.and(statistics(config.norm, rows)) } else { embedding };
+        let embedding = embedding.and(StreamProjections::cost(config, work));
         match config.per_layer {
             Some(per_layer) => embedding.and(PerLayerEmbedding::cost(config, per_layer, work)),
             None => embedding,
@@ -163,7 +168,11 @@ impl Embedding {
             None => x_btc,
         };
         let x_btc = regions.dropout(x_btc, self.dropout, key);
-        if self.streams == 1 { x_btc } else { x_btc.repeat_dim(2, self.streams) }
+        match &self.altup {
+            Some(altup) => altup.spread(x_btc),
+            None if self.streams == 1 => x_btc,
+            None => x_btc.repeat_dim(2, self.streams),
+        }
     }
 }
 

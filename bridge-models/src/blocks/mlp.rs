@@ -7,11 +7,12 @@ use bridge_kernels::{
     DropoutKey, FeedForwardUnit, GroupedLinear, GroupedMlp, Recomputable, dropout, glu_recomputable, grouped_mlp,
 };
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::activation::relu;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::init::InitialValues;
 use super::linear::{Linear, LinearConfig, LowRank, activated, flops};
-use super::regions::{Regions, enter_exchanges, leave_exchanges};
+use super::regions::{Regions, enter_exchanges, leave_exchanges, total_exchanges};
 use super::residual::BlockOutput;
 use super::xielu::Xielu;
 use crate::architecture::config::DecoderConfig;
@@ -32,6 +33,8 @@ pub(crate) struct Mlp {
     unit: Option<FeedForwardUnit>,
     /// Factor on the gate, before the activation.
     gate_multiplier: f64,
+    /// Number of standard deviations above the mean up to which gates are set to zero.
+    cutoff: Option<f64>,
 }
 
 /// The two inner tensors of a feed-forward block of width `f` on a rank, over `rows` rows, in
@@ -95,6 +98,19 @@ impl Mlp {
         self
     }
 
+    /// The block with gates set to zero up to `cutoff` standard deviations above their mean.
+    pub fn with_sparse_gates(self, cutoff: Option<f64>) -> Self {
+        Self { cutoff, ..self }
+    }
+
+    /// Cost of setting gates of a block of width `f` to zero: gates in float32, their squares, and
+    /// the unit's input.
+    pub fn cost_of_sparse_gates(f: usize, work: &Workload) -> SegmentCost {
+        let gates = work.tokens() * (f / work.place.tensor.size) as u64;
+        let bytes = gates * (2 * 4 + 2 * work.activation_bytes);
+        SegmentCost { kept: bytes, unmoved: bytes, exchanges: total_exchanges(2, work), ..SegmentCost::default() }
+    }
+
     /// The block that reads and writes `c` elements a token, and of which each of `ranks` computes
     /// a term of a sum ([`Self::forward_term`]).
     pub fn of_terms(config: &DecoderConfig, c: usize, f: usize, scope: &Scope, ranks: usize) -> Self {
@@ -125,6 +141,7 @@ impl Mlp {
             activation: (config.activation == Activation::Xielu).then(|| Xielu::new(scope)),
             unit: config.feed_forward_unit(),
             gate_multiplier: 1.0,
+            cutoff: None,
         }
     }
 
@@ -135,7 +152,14 @@ impl Mlp {
         regions: &Regions,
         store: Option<&'a WeightGradientStore>,
     ) -> BlockOutput<'a> {
-        let h_btf = self.hidden(regions.enter_recomputable(x_btc), store);
+        let x_btc = regions.enter_recomputable(x_btc);
+        let h_btf = match (self.cutoff, self.unit) {
+            (Some(cutoff), Some(FeedForwardUnit::Gated(unit))) => {
+                let x_btf = self.linear_fc1.forward(x_btc, store);
+                in_unit(|| glu_recomputable(with_sparse_gates(x_btf, cutoff, regions), unit))
+            }
+            (_, _) => self.hidden(x_btc, store),
+        };
         BlockOutput::Product { x: h_btf, linear: &self.linear_fc2, store, module: None }
     }
 
@@ -243,6 +267,24 @@ fn with_gate_scaled(x: Tensor<3>, factor: f64) -> Tensor<3> {
     let factors = Tensor::cat(vec![half(factor), half(1.0)], 0);
     x * factors.unsqueeze()
 }
+
+/// The first product of a gated unit with `relu(gate - mean - cutoff * deviation)` in place of the
+/// gate, its first half: `[b, t, 2 f]` -> the same. Mean and deviation are over all ranks.
+fn with_sparse_gates(x_btf: Tensor<3>, cutoff: f64, regions: &Regions) -> Tensor<3> {
+    let (dtype, f) = (FloatDType::from(x_btf.dtype()), x_btf.dims()[2] / 2);
+    let gates = x_btf.clone().narrow(2, 0, f).cast(FloatDType::F32);
+    let ranks = regions.tensor().size();
+    let moments = [gates.clone(), gates.clone().powi_scalar(2)].map(|x| x.sum_dim(2) / (f * ranks) as f64);
+    let moments = Tensor::cat(moments.to_vec(), 2);
+    let moments = if ranks == 1 { moments } else { regions.total(moments) };
+    let (mean, square) = (moments.clone().narrow(2, 0, 1), moments.narrow(2, 1, 1));
+    let variance = (square - mean.clone().powi_scalar(2)).clamp_min(LEAST_VARIANCE);
+    let gates = relu(gates - (mean + variance.sqrt() * cutoff));
+    Tensor::cat(vec![gates.cast(dtype), x_btf.narrow(2, f, f)], 2)
+}
+
+/// Variance of equal gates, whose deviation would have no gradient.
+const LEAST_VARIANCE: f64 = 1e-20;
 
 /// The number whose SiLU is `y`, above 0, by bisection: `x - silu(x)` is between 0 and 0.28 there.
 fn inverse_silu(y: f64) -> f64 {

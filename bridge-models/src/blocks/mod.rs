@@ -15,7 +15,7 @@
 //! | `ssm` | the state space blocks of Mamba-2 and of the first Mamba |
 //! | `short_conv` | a short convolution between two gates |
 //! | `xielu` | activation with trained slopes |
-//! | `hyper_connection` | several residual streams |
+//! | `hyper_connection`, `altup` | several residual streams |
 //! | `rope` | rotary frequencies and their scaling |
 //! | `init` | initial values of parameters |
 //! | `recompute` | parts of a segment that run again in backward |
@@ -25,6 +25,7 @@
 //! Shape legend: `b` batch, `t` sequence, `n` tokens (`b * t`), `c` hidden size, `h` query heads,
 //! `g` key/value groups, `d` head size, `f` feed-forward size, `v` vocabulary.
 
+pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod biased_attention;
 mod chunks;

@@ -30,7 +30,7 @@ pub(crate) struct PerLayerEmbedding {
 }
 
 /// A linear layer of which each rank has the whole, for the tokens of its residual stream.
-fn replicated(inputs: usize, outputs: usize, config: &DecoderConfig, scope: &Scope, name: &str) -> Linear {
+pub(super) fn replicated(inputs: usize, outputs: usize, config: &DecoderConfig, scope: &Scope, name: &str) -> Linear {
     let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
     let initial = InitialValues::new(config).weight;
     Linear::new(&LinearConfig { inputs, outputs, bias: false, cut, initial }, scope, name)
@@ -75,6 +75,8 @@ impl PerLayerEmbedding {
         let rows_btv = rows_of_words(&self.table, self.vocab_size, ids_bt.mask_fill(beyond, 0), regions);
         let [b, t, all] = rows_btv.dims();
         let size = self.size;
+        // With several residual streams the first is the embedding.
+        let x_btc = x_btc.narrow(2, 0, self.hidden_size);
         let projected_btv = self.projection.forward(x_btc.cast(self.norm.dtype()), None);
         let projected_btv = projected_btv * (self.hidden_size as f64).powf(-0.5);
         let normed_btlp = self.norm.forward(projected_btv.reshape([b, t, all / size, size]));

@@ -26,6 +26,7 @@ mod former;
 mod gemma;
 mod gemma2;
 mod gemma3;
+mod gemma3n;
 mod gemma4;
 mod glm;
 mod glm4;
@@ -117,6 +118,7 @@ pub const FAMILIES: &[&Family] = &[
     &granite::FAMILY,
     &gemma2::FAMILY,
     &gemma3::FAMILY,
+    &gemma3n::FAMILY,
     &gemma4::FAMILY,
     &cohere2::FAMILY,
     &glm4::FAMILY,

@@ -169,6 +169,12 @@ fn state_space() -> Vec<Row> {
 fn layers() -> Vec<Row> {
     let ungated = tiny_with(&["model.gated_linear_unit=false"]);
     let streams = tiny_with(&["model.enable_mhc_connections=true", "model.mhc_num_residual_streams=2"]);
+    let with_altup = tiny_with(&[
+        "model.altup_num_inputs=2",
+        "model.hidden_size_per_layer_input=4",
+        "model.norm_placement=sandwich",
+        "model.laurel_rank=3",
+    ]);
     let quick = tiny_with(&["model.activation_func=quick_gelu"]);
     vec![
         row("model.normalization", &tiny(), &["RMSNorm", "LayerNorm"]).moves("loss_1 shapes slices"),
@@ -180,6 +186,10 @@ fn layers() -> Vec<Row> {
         row("model.block_order", &tiny(), &["sequential", "parallel"]).moves("loss_1"),
         row("model.block_order", &tiny(), &["sequential", "parallel_shared_norm"]).moves("loss_1 shapes slices"),
         row("model.residual_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
+        row("model.altup_num_inputs", &with_altup, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        row("model.altup_active_idx", &with_altup, &[AS_IT_IS, "1"]).moves("loss_1"),
+        row("model.laurel_rank", &with_altup, &[AS_IT_IS, "5"]).moves("loss_1 flops shapes slices"),
+        row("model.activation_sparsity_pattern", &tiny(), &[AS_IT_IS, "[0.9, 0.0]"]).moves("loss_1"),
         switch("model.enable_mhc_connections", &tiny()).moves("loss_1 flops shapes slices"),
         row("model.mhc_num_residual_streams", &streams, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
         row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("loss_1 flops shapes slices"),

@@ -157,6 +157,18 @@ section! {
         mhc_output_magnitude: f64 = 2.0, Limits::ABOVE_ZERO, needs("model.enable_mhc_connections");
         refused @execution mhc_recompute_layer_num = None::<usize>, "Layers whose streams are recomputed together."
             => not_built("recompute of streams over several layers; a block's weights and sums are always recomputed");
+        /// Residual streams of which a layer reads and writes one, with a branch beside attention
+        /// (AltUp and LAuReL); null is one stream without the branch (ours).
+        altup_num_inputs: Option<usize> = None, Limits::between(2.0, 1024.0),
+            excludes("model.enable_mhc_connections: its blocks read all streams"),
+            needs("model.hidden_size_per_layer_input");
+        /// The stream that layers read and write (ours).
+        altup_active_idx: usize = 0, COUNT_OR_ZERO, idle_unless("model.altup_num_inputs");
+        /// Size between the two matrices of the branch beside attention (ours).
+        laurel_rank: usize = 64, Limits::SIZE, idle_unless("model.altup_num_inputs");
+        /// Share of gates that each layer's feed-forward block sets to zero, by their mean and
+        /// deviation (ours).
+        activation_sparsity_pattern: Option<Vec<f64>> = None, Limits::between(0.0, 0.999_999);
         /// Factor on the word embedding's output (upstream: in its Gemma providers).
         embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Size of the vector that each layer has of each token beside the residual stream (per-layer

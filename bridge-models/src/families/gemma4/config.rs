@@ -149,7 +149,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
 }
 
 /// A number that may be 0.
-fn count(fields: &Fields, key: &str, absent: usize) -> Result<usize, HfError> {
+pub(crate) fn count(fields: &Fields, key: &str, absent: usize) -> Result<usize, HfError> {
     let Some(value) = fields.get(key) else { return Ok(absent) };
     let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
     size.ok_or_else(|| fields.error(key, &value.to_string(), "an integer of at least 0"))
@@ -167,14 +167,14 @@ fn write_sharing(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     settings.insert("use_double_wide_mlp".into(), json!(config.double_wide_mlp));
 }
 
-fn read_per_layer(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+pub(crate) fn read_per_layer(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let size = count(fields, "hidden_size_per_layer_input", 256)?;
     let vocab_size = fields.size("vocab_size_per_layer_input")?.unwrap_or(262_144);
     config.per_layer = (size > 0).then_some(PerLayerConfig { size, vocab_size });
     Ok(())
 }
 
-fn write_per_layer(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+pub(crate) fn write_per_layer(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let size = config.per_layer.map_or(0, |per_layer| per_layer.size);
     settings.insert("hidden_size_per_layer_input".into(), json!(size));
     let rows = config.per_layer.map(|per_layer| ("vocab_size_per_layer_input".to_owned(), json!(per_layer.vocab_size)));

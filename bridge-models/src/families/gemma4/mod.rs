@@ -1,10 +1,10 @@
 //! Gemma 4, the language model: full layers with heads of another size, keys and values that layers
 //! share, vectors of each token for each layer, experts beside a dense block.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
-mod weights;
+pub(super) mod weights;
 
 use super::{gemma2, llama, qwen3};
 use crate::huggingface::Family;

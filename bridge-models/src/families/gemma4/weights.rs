@@ -2,7 +2,7 @@
 
 use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
 
-pub(super) const WEIGHTS: &[WeightRule] = &[
+pub(crate) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.per_layer_embeddings.weight", &["model.embed_tokens_per_layer.weight"]),
     rule("embedding.per_layer_projection.weight", &["model.per_layer_model_projection.weight"]),
     rule("embedding.per_layer_layernorm.weight", &["model.per_layer_projection_norm.weight"]),

@@ -23,6 +23,7 @@ use super::shared_block::SharedBlock;
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
 use crate::architecture::derived::WORDS;
+use crate::blocks::altup::StreamProjections;
 use crate::blocks::attention::{AttentionInput, SharedKeyValues};
 use crate::blocks::embedding::{Embedding, Table, WORD_EMBEDDINGS, rows_of_words};
 use crate::blocks::head::{
@@ -92,15 +93,18 @@ struct Block {
     layers: Vec<DecoderLayer>,
     /// Weights with which the head reads several streams.
     final_connection: Option<HyperConnection>,
+    /// Projections of further streams, of which the head reads the mean.
+    altup_unembed: Option<StreamProjections>,
     final_layernorm: Option<Norm>,
 }
 
 impl Block {
     /// The stream that the head reads, before its norm: `[b, t, n * c]` -> `[b, t, c]`.
     fn read_streams(&self, x_btf: Tensor<3>) -> Tensor<3> {
-        match &self.final_connection {
-            Some(connection) => connection.read(x_btf).0,
-            None => x_btf,
+        match (&self.final_connection, &self.altup_unembed) {
+            (Some(connection), _) => connection.read(x_btf).0,
+            (None, Some(altup)) => altup.mean(x_btf),
+            (None, None) => x_btf,
         }
     }
 }
@@ -155,6 +159,9 @@ impl Modules {
             HyperConnection::new(config, StreamUse::Read, &head.child("decoder").child("final_hyper_connection"))
         };
         let final_connection = head.as_ref().and_then(connection);
+        let altup_unembed = head
+            .as_ref()
+            .and_then(|head| StreamProjections::new(config, &head.child("decoder"), "altup_unembed_projections"));
         let final_layernorm = head.as_ref().map(norm);
         let last_layer = head.as_ref().and_then(|head| LastLayer::declare(head, config.hidden_size));
         let with_projection = head.as_ref().filter(|_| last_layer.is_none());
@@ -180,7 +187,7 @@ impl Modules {
         let prediction = head.and_then(|head| MultiTokenPrediction::new(config, &words, &head));
         Self {
             embedding,
-            decoder: Block { layers, final_connection, final_layernorm },
+            decoder: Block { layers, final_connection, altup_unembed, final_layernorm },
             output_layer,
             output_bias,
             last_layer,
@@ -236,7 +243,9 @@ fn cost(
         SegmentRole::Head => {
             let input = work.tokens_between_blocks() * config.stream_size() as u64;
             let norm = statistics(config.norm, work.tokens_between_blocks());
-            let norm = norm.and(hyper_connection::cost(config, StreamUse::Read, work));
+            let norm = norm
+                .and(hyper_connection::cost(config, StreamUse::Read, work))
+                .and(StreamProjections::cost(config, work));
             let last = match outputs {
                 Some(outputs) => cost_replaced(outputs, config.hidden_size, work),
                 None => head_cost(config, work),
@@ -570,6 +579,7 @@ impl Segments for Decoder {
         let end = self.num_segments();
         if segments.iter().any(|index| index + 1 == end) {
             self.decoder.final_connection = Module::map(self.decoder.final_connection, mapper);
+            self.decoder.altup_unembed = Module::map(self.decoder.altup_unembed, mapper);
             self.decoder.final_layernorm = Module::map(self.decoder.final_layernorm, mapper);
             self.output_layer = Module::map(self.output_layer, mapper);
             self.output_bias = Module::map(self.output_bias, mapper);

@@ -16,6 +16,7 @@ use super::decoder_layer::Memory;
 use super::shared_block::SharedBlock;
 use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::architecture::derived::SHORTCUT;
+use crate::blocks::altup::AltUp;
 use crate::blocks::attention::{AttentionInput, SelfAttention};
 use crate::blocks::gated_delta_net::GatedDeltaNet;
 use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
@@ -43,6 +44,8 @@ pub(crate) struct TransformerLayer {
     shortcut: Option<Moe>,
     /// Branch of the layer's own vectors, behind all others.
     per_layer: Option<PerLayerBranch>,
+    /// Steps between the stream that the layer reads and writes and all others.
+    altup: Option<AltUp>,
     /// Factor on the stream at the layer's end, which is not trained.
     layer_scalar: Option<Param<Tensor<1>>>,
     dropout: f64,
@@ -119,7 +122,9 @@ impl FeedForward {
         match config.moe_layer(index).filter(|moe| !moe.shortcut) {
             Some(moe) if moe.dense_beside => Self::Both(DenseAndExperts::new(config, moe, f, scope)),
             Some(moe) => Self::Moe(Moe::new(config, moe, scope).limited(limits)),
-            None => Self::Dense(Mlp::new(config, f, scope).limited(limits[0])),
+            None => {
+                Self::Dense(Mlp::new(config, f, scope).limited(limits[0]).with_sparse_gates(config.gate_cutoff(index)))
+            }
         }
     }
 
@@ -129,6 +134,9 @@ impl FeedForward {
             Some(moe) if moe.shortcut => Mlp::cost(config, f, work).and(Moe::cost(config, moe, work)),
             Some(moe) if moe.dense_beside => DenseAndExperts::cost(config, moe, f, work),
             Some(moe) => Moe::cost(config, moe, work),
+            None if config.gate_cutoff(index).is_some() => {
+                Mlp::cost(config, f, work).and(Mlp::cost_of_sparse_gates(f, work))
+            }
             None => Mlp::cost(config, f, work),
         }
     }
@@ -165,8 +173,9 @@ pub(crate) struct LayerInput<'a> {
 }
 
 /// The parts of a layer that can run, and be recomputed, separately.
-fn parts(blocks: BlockOrder, has_experts: bool) -> &'static [SegmentRole] {
+fn parts(blocks: BlockOrder, has_altup: bool, has_experts: bool) -> &'static [SegmentRole] {
     match (blocks, has_experts) {
+        _ if has_altup => &[SegmentRole::Layer],
         (BlockOrder::Sequential, false) => &[SegmentRole::Attention, SegmentRole::Mlp],
         (BlockOrder::Sequential, true) => &[SegmentRole::Attention, SegmentRole::Moe],
         (BlockOrder::Parallel | BlockOrder::ParallelSharedNorm, _) => &[SegmentRole::Layer],
@@ -177,7 +186,7 @@ impl TransformerLayer {
     /// Layer `index` (global). Each of its parts is a segment.
     pub fn new(config: &DecoderConfig, index: usize, scope: &ChunkScope) -> Self {
         let name = format!("decoder.layers.{index}");
-        let parts = parts(config.residual.blocks, config.moe_layer(index).is_some()).iter();
+        let parts = parts(config.residual.blocks, config.altup.is_some(), config.moe_layer(index).is_some()).iter();
         let segments: Vec<Scope> = parts.map(|role| scope.segment(*role, Some(index)).child(&name)).collect();
         Self::at(config, index, [&segments[0], &segments[segments.len() - 1]])
     }
@@ -208,6 +217,7 @@ impl TransformerLayer {
                 .shortcut_experts(index)
                 .map(|moe| Moe::new(config, moe, &feed_forward).limited(config.output_limits(index))),
             per_layer: config.per_layer.map(|per_layer| PerLayerBranch::new(config, per_layer, last)),
+            altup: AltUp::new(config, last),
             layer_scalar: config.layer_scalar.then(|| {
                 let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
                 last.frozen().parameter("layer_scalar", [1], cut, Initial::Ones, ParameterRole::Norm)
@@ -254,7 +264,7 @@ impl TransformerLayer {
         let blocks = match part {
             SegmentRole::Attention => attention(),
             SegmentRole::Mlp | SegmentRole::Moe => feed_forward(),
-            SegmentRole::Layer => attention().and(feed_forward()),
+            SegmentRole::Layer => attention().and(feed_forward()).and(AltUp::cost(config, work)),
             SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
                 panic!("{part:?} is no part of a layer")
             }
@@ -265,7 +275,7 @@ impl TransformerLayer {
     /// The parts that can run, and be recomputed, separately.
     pub fn parts(&self) -> &'static [SegmentRole] {
         let has_experts = !matches!(self.feed_forward, FeedForward::Dense(_)) || self.shortcut.is_some();
-        parts(self.residual.blocks, has_experts)
+        parts(self.residual.blocks, self.altup.is_some(), has_experts)
     }
 
     /// Form of the layer's generation state.
@@ -304,20 +314,51 @@ impl TransformerLayer {
                     None => x_btc,
                 }
             }
-            SegmentRole::Layer => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
+            SegmentRole::Layer => match &self.altup {
+                Some(altup) => self.step_of_one(altup, x_btc, regions, [attention, feed_forward]),
+                None => self.residual(regions, after_mlp).step(x_btc, [attention, feed_forward]),
+            },
             SegmentRole::Embedding | SegmentRole::StackEnd | SegmentRole::Head => {
                 panic!("{part:?} is no part of a layer")
             }
         };
         let dtype = FloatDType::from(x_btc.dtype());
         let x_btc = match (&self.per_layer, per_layer) {
-            (Some(branch), Some(vectors_btp)) => x_btc.clone() + branch.forward(x_btc, vectors_btp).cast(dtype),
+            (Some(branch), Some(vectors_btp)) => match &self.altup {
+                Some(altup) => altup.add_branch(x_btc, |x_btc| branch.forward(x_btc, vectors_btp)),
+                None => x_btc.clone() + branch.forward(x_btc, vectors_btp).cast(dtype),
+            },
             (_, _) => x_btc,
         };
         match &self.layer_scalar {
             Some(factor) => x_btc * factor.val().cast(dtype).unsqueeze(),
             None => x_btc,
         }
+    }
+
+    /// A step of several streams, `[b, t, n * c]` -> the same, of which the blocks read and write
+    /// one. The sum of attention, the branch beside it and the stream is divided by the root of 2.
+    fn step_of_one<'a>(
+        &'a self,
+        altup: &'a AltUp,
+        x_btf: Tensor<3>,
+        regions: &Regions,
+        [attention, feed_forward]: [Branch<'a>; 2],
+    ) -> Tensor<3> {
+        let predicted_btf = altup.predict(x_btf);
+        let residual = self.residual(regions, &self.post_mlp_layernorm);
+        let half = std::f64::consts::FRAC_1_SQRT_2;
+        let summing =
+            Residual { branch_multiplier: half * residual.branch_multiplier, stream_multiplier: half, ..residual };
+        let beside = Branch {
+            input: BranchInput::Shared,
+            block: Box::new(|x_btc: Recomputable<3>| BlockOutput::Computed(altup.laurel(x_btc.tensor))),
+            after: None,
+            multiplier: 1.0,
+            key: None,
+        };
+        let y_btc = summing.step(altup.active(&predicted_btf), [attention, beside]);
+        altup.correct(predicted_btf, residual.step(y_btc, [feed_forward]))
     }
 
     /// Attention as a branch of the residual stream.

@@ -229,8 +229,9 @@ pub fn switches() -> [DecoderConfig; 4] {
     [bare, centred, sloped, windowed]
 }
 
-/// Several residual streams, which are mixed or not, with norms in front of blocks and behind them.
-pub fn streams() -> [DecoderConfig; 2] {
+/// Several residual streams: mixed or not, with norms in front of blocks and behind them; and of
+/// which layers read and write one, with sparse gates.
+pub fn streams() -> [DecoderConfig; 3] {
     let streams = StreamsConfig {
         count: 3,
         sinkhorn_iterations: 3,
@@ -245,6 +246,12 @@ pub fn streams() -> [DecoderConfig; 2] {
     [
         DecoderConfig { streams: Some(streams), residual: sandwich, logit_softcap: Some(7.0), ..llama() },
         DecoderConfig { streams: Some(apart), residual: outputs, ..gpt2() },
+        DecoderConfig {
+            altup: Some(AltUpConfig { count: 3, active: 1, laurel_rank: 4 }),
+            activation_sparsity: Some(vec![0.3, 0.0, 0.6]),
+            layer_scalar: false,
+            ..layer_ends()[1].clone()
+        },
     ]
 }
 

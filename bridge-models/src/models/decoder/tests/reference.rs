@@ -267,6 +267,12 @@ impl Model<'_> {
             _ => self.activation(x),
         };
         let f = self.config.ffn_size(layer);
+        let mut h = h;
+        if let Some(cutoff) = self.config.gate_cutoff(layer) {
+            let mean = h[..f].iter().sum::<f64>() / f as f64;
+            let variance = h[..f].iter().map(|x| (x - mean).powi(2)).sum::<f64>() / f as f64;
+            h[..f].iter_mut().for_each(|x| *x = (*x - mean - cutoff * variance.sqrt()).max(0.0));
+        }
         let h: Vec<f64> = if self.config.gated_linear_unit {
             let limit = self.config.activation_clamp.unwrap_or(f64::INFINITY);
             let linear = |x: f64| x.clamp(-limit, limit) + self.config.linear_offset;
@@ -319,6 +325,77 @@ impl Model<'_> {
         }
         let last = |x: &Vec<f64>| read(x, &self.stream_weights("decoder.final_hyper_connection", x));
         x.iter().map(last).collect()
+    }
+
+    /// All layers of a model whose layers read and write one of several streams, and the mean that
+    /// the head reads.
+    fn through_altup(&self, x: &Rows, vectors: &[Option<Rows>]) -> Rows {
+        let AltUpConfig { count: n, active, .. } = self.config.altup.expect("asked for");
+        let c = self.config.hidden_size;
+        let like = |y: Vec<f64>, x: &[f64]| -> Vec<f64> {
+            let square = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let factor = (square(x) / square(&y).max(1e-5)).sqrt();
+            y.iter().map(|y| y * factor).collect()
+        };
+        let of_streams = |stream: &dyn Fn(usize) -> Vec<f64>| -> Rows { (0..n).map(stream).collect() };
+        // Streams of each token.
+        let start = |x: &Vec<f64>| {
+            of_streams(&|i| match i {
+                0 => x.clone(),
+                _ => like(self.linear(&format!("embedding.altup_projections.{}", i - 1), x), x),
+            })
+        };
+        let mut tokens: Vec<Rows> = x.iter().map(start).collect();
+        for layer in 0..self.config.num_layers {
+            let name = |which: &str| format!("decoder.layers.{layer}.{which}");
+            let weights = |which: &str, x: &[f64]| {
+                let x: Vec<f64> = self.norm(&name("altup.router_norm"), x).iter().map(|x| x / c as f64).collect();
+                let routed = self.linear(&name("altup.modality_router"), &x);
+                self.linear(&name(which), &routed.iter().map(|x| x.tanh()).collect::<Vec<_>>())
+            };
+            let predict = |streams: &Rows| {
+                let weights = weights("altup.prediction_coefs", &streams[active]);
+                let mixed = |i: usize, e: usize| (0..n).map(|j| weights[i * n + j] * streams[j][e]).sum::<f64>();
+                of_streams(&|i| (0..c).map(|e| streams[i][e] + mixed(i, e)).collect())
+            };
+            let predicted: Vec<Rows> = tokens.iter().map(predict).collect();
+            let normed: Rows =
+                predicted.iter().map(|streams| self.norm(&name("input_layernorm"), &streams[active])).collect();
+            let attention = self.attention(layer, &normed);
+            tokens = (0..x.len())
+                .map(|t| {
+                    let narrow = self.linear(&name("laurel.linear_left"), &normed[t]);
+                    let wide = self.linear(&name("laurel.linear_right"), &narrow);
+                    let laurel = self.norm(&name("laurel.post_laurel_norm"), &wide);
+                    let attention = self.norm(&name("post_self_attention_layernorm"), &attention[t]);
+                    let before = &predicted[t][active];
+                    let sum = |e: usize| (before[e] + attention[e] + normed[t][e] + laurel[e]) / 2_f64.sqrt();
+                    let y: Vec<f64> = (0..c).map(sum).collect();
+                    let mlp = self.mlp(layer, &self.norm(&name("pre_mlp_layernorm"), &y));
+                    let mlp = self.norm(&name("post_mlp_layernorm"), &mlp);
+                    let y: Vec<f64> = y.iter().zip(mlp).map(|(y, mlp)| y + mlp).collect();
+                    let weights = weights("altup.correction_coefs", &y);
+                    let moved = |i: usize, e: usize| predicted[t][i][e] + (1.0 + weights[i]) * (y[e] - before[e]);
+                    let scale = self.row(&name("altup.correct_output_scale"), 0, c);
+                    let scaled: Vec<f64> = (0..c).map(|e| moved(active, e) * scale[e]).collect();
+                    let vector = vectors[t].as_ref().map(|vectors| vectors[layer].as_slice());
+                    let end = self.layer_end(layer, &scaled, vector);
+                    let branch = |i: usize, e: usize| if i == 0 { 0.0 } else { end[e] - scaled[e] };
+                    of_streams(&|i| (0..c).map(|e| moved(i, e) + branch(i, e)).collect())
+                })
+                .collect();
+        }
+        let mean = |streams: &Rows| -> Vec<f64> {
+            let unembed = |i: usize| match i {
+                0 => streams[0].clone(),
+                _ => {
+                    like(self.linear(&format!("decoder.altup_unembed_projections.{}", i - 1), &streams[i]), &streams[0])
+                }
+            };
+            let all = of_streams(&unembed);
+            (0..c).map(|e| all.iter().map(|stream| stream[e]).sum::<f64>() / n as f64).collect()
+        };
+        tokens.iter().map(mean).collect()
     }
 
     /// Weights of one token: that read, that write, that mix.
@@ -377,8 +454,11 @@ impl Model<'_> {
         let scale = |x: &mut Rows, factor: f64| x.iter_mut().flatten().for_each(|x| *x *= factor);
         if self.config.streams.is_some() {
             x = self.through_streams(&x);
+        } else if self.config.altup.is_some() {
+            x = self.through_altup(&x, &vectors);
         }
-        let layers = if self.config.streams.is_some() { 0 } else { self.config.num_layers };
+        let has_streams = self.config.streams.is_some() || self.config.altup.is_some();
+        let layers = if has_streams { 0 } else { self.config.num_layers };
         for layer in 0..layers {
             let norm = |which: &str, x: &Rows| -> Rows {
                 x.iter().map(|x| self.norm(&format!("decoder.layers.{layer}.{which}"), x)).collect()

@@ -246,6 +246,7 @@ pub fn divisible(config: DecoderConfig) -> DecoderConfig {
         no_rope_layers: LayerPattern::None,
         window_layers: LayerPattern::Listed(vec![true, false]),
         output_limits: config.output_limits.map(|limits| limits[..2].to_vec()),
+        activation_sparsity: config.activation_sparsity.as_ref().map(|shares| shares[..2].to_vec()),
         ..config
     }
 }
@@ -265,7 +266,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
     let [whole, centred, local, limited] = factors();
     let [fused, element, head, unrotated] = gates();
     let [bare, without_weights, sloped, windowed] = switches();
-    let [mixed, apart] = streams();
+    let [mixed, apart, one_of_three] = streams();
     let [vectors_in_parallel, vectors] = layer_ends();
     let families = [
         ("norms without weights, a bias of the output", bare),
@@ -297,6 +298,7 @@ pub fn families() -> Vec<(&'static str, DecoderConfig)> {
         ("everything", everything()),
         ("longrope", longrope()),
         ("streams that mix", mixed),
+        ("streams of which one is read", one_of_three),
         ("streams apart, tied", apart),
     ];
     // Rows of a vocabulary need not divide.
