@@ -31,7 +31,7 @@ fn windows_shares_and_scales_are_read_in_all_spellings() {
     let published = json!({
         "sliding_window": 16, "sliding_window_size": 16, "attention_value_scale": null, "routed_scaling_factor": null,
         "hybrid_layer_pattern": [0, 1, 1, 1], "moe_layer_freq": [0, 1, 1, 1], "swa_num_key_value_heads": 6,
-        "layernorm_epsilon": 1e-4, "partial_rotary_factor": 0.5, "swa_rope_theta": 300.0, "v_head_dim": 192,
+        "rms_norm_eps": 1e-4, "partial_rotary_factor": 0.5, "swa_rope_theta": 300.0, "v_head_dim": 192,
     });
     let config = read_back(&FAMILY, published);
     assert_eq!((config.window_size, config.value_scale, config.value_channels), (Some(16), 1.0, None));
