@@ -1,16 +1,9 @@
 //! Settings of LongCat-Flash; absent ones have the values of `LongcatFlashConfig`.
 
-use bridge_core::config::RouterDType;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, LayerPattern};
 use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, latent, read_latent_rope};
-use crate::families::llama::config::{ATTENTION_BIAS, BLOCKS};
-use crate::families::mixture::{FACTOR, experts, read_factor, write_factor};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, groups_divide_heads, size, size_or};
+use crate::families::mixture::{FACTOR, read_factor, write_factor};
+use crate::families::prelude::*;
+use crate::huggingface::settings::groups_divide_heads;
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

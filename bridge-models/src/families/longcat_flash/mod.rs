@@ -9,7 +9,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `LongcatFlashForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "longcat_flash",
     architecture: "LongcatFlashForCausalLM",

@@ -1,16 +1,11 @@
 //! Settings of Zamba2; absent ones have the values of `Zamba2Config`.
 
-use bridge_core::config::Activation;
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, HybridBlock, HybridConfig, PositionEmbedding, SharedConfig};
+use crate::decoder::SharedConfig;
 use crate::families::llama::config::ROWS_BESIDE_ACTIVATION;
 use crate::families::mamba2::config::mamba;
 use crate::families::pairs::{expanded, write_expanded};
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, RopeForm};
-use crate::huggingface::settings::{Setting, groups_divide_heads, size, size_or};
+use crate::families::prelude::*;
+use crate::huggingface::settings::groups_divide_heads;
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),

@@ -9,7 +9,6 @@ mod weights;
 use super::llama;
 use crate::huggingface::Family;
 
-/// `Zamba2ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "zamba2",
     architecture: "Zamba2ForCausalLM",

@@ -1,7 +1,7 @@
 //! Names of Zamba2's parameters. The first layer that uses a shared block holds it, with the
 //! branches of all layers that use it.
 
-use crate::huggingface::weight_map::{Fusion, WeightRule, rule};
+use crate::families::prelude::*;
 
 /// A Mamba-2 layer, with its norm.
 macro_rules! mamba {
@@ -54,7 +54,7 @@ pub(super) const BRANCHES: &[WeightRule] = &[
 ];
 
 pub(super) const BLOCK: &[WeightRule] = &[
-    rule("decoder.layers.{}.linear.weight", &["model.layers.{}.linear.weight"]),
+    layer!("linear.weight", "linear.weight"),
     rule("decoder.layers.{}.shared_block.input_layernorm.weight", &[shared!("input_layernorm.weight")]),
     rule(
         "decoder.layers.{}.shared_block.self_attention.linear_qkv.weight",
