@@ -209,10 +209,7 @@ impl GradientReducer {
             self.unread_squares.1.launch();
             self.unread_squares.0.push(part);
         }
-        match divides {
-            true => way.start_reduce_scatter(values, op),
-            false => way.start_all_reduce(values, op),
-        }
+        if divides { way.start_reduce_scatter(values, op) } else { way.start_all_reduce(values, op) }
     }
 
     /// Packing of buckets on the device.

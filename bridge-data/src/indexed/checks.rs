@@ -86,9 +86,7 @@ impl IndexedDataset {
     pub(super) fn check_boundaries(&self, index_path: &Path) -> Result<(), DataError> {
         let expected = format!("0 .. {} (the number of sequences)", self.sequences);
         let (first, last) = match self.boundaries {
-            0 => {
-                return Err(DataError::malformed(index_path, "there are no document boundaries"));
-            }
+            0 => return Err(DataError::malformed(index_path, "there are no document boundaries")),
             count => (self.boundary(0), self.boundary(count - 1)),
         };
         if first != 0 || last != self.sequences as i64 {

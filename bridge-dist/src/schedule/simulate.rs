@@ -158,12 +158,8 @@ impl Machine<'_> {
                 self.compute(rank, self.costs.backward_input + self.costs.backward_weight);
                 self.ranks[rank].in_flight -= 1;
             }
-            Action::SendActivation(_) | Action::SendGradient(_) => {
-                return Ok(self.send(rank, action));
-            }
-            Action::RecvActivation(_) | Action::RecvGradient(_) => {
-                return self.receive(rank, action);
-            }
+            Action::SendActivation(_) | Action::SendGradient(_) => return Ok(self.send(rank, action)),
+            Action::RecvActivation(_) | Action::RecvGradient(_) => return self.receive(rank, action),
         }
         self.ranks[rank].next += 1;
         Ok(true)

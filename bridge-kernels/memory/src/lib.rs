@@ -84,10 +84,7 @@ unsafe impl GlobalAlloc for LargeBlocks {
 #[cfg(target_os = "linux")]
 fn from_system(block: *mut u8, size: usize) -> *mut u8 {
     if size >= SMALLEST {
-        match block.is_null() {
-            true => history::failed(size),
-            false => history::took(block, size),
-        }
+        if block.is_null() { history::failed(size) } else { history::took(block, size) }
     }
     block
 }

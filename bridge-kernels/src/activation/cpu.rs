@@ -118,10 +118,7 @@ pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec
 }
 
 fn glu_of<P: Pointwise>(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
-    match unit.is_plain() {
-        true => gated(x, width, Plain::<P>(PhantomData)),
-        false => gated(x, width, Limited::<P>::new(unit)),
-    }
+    if unit.is_plain() { gated(x, width, Plain::<P>(PhantomData)) } else { gated(x, width, Limited::<P>::new(unit)) }
 }
 
 fn glu_backward_of<P: Pointwise>(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {

@@ -305,10 +305,7 @@ impl GradientSums {
             return self.waiting.add(first, &second);
         }
         let (first, second) = (widen(first), widen(second));
-        match flex::all_plain(&[&first, &second]) {
-            true => flex::accumulate(first, &second),
-            false => first + second,
-        }
+        if flex::all_plain(&[&first, &second]) { flex::accumulate(first, &second) } else { first + second }
     }
 
     /// Launches the pending kernels. Dropping the value does so, too.

@@ -94,10 +94,7 @@ impl Regions {
     /// The residual stream of all of this context-parallel rank's tokens, for tensor-parallel ranks
     /// that all compute the same from it.
     pub fn replicated(&self, x_btc: Tensor<3>) -> Tensor<3> {
-        match self.sequence_parallel {
-            true => gather_replicated(x_btc, SEQUENCE, Cut::Contiguous, &self.tensor),
-            false => x_btc,
-        }
+        if self.sequence_parallel { gather_replicated(x_btc, SEQUENCE, Cut::Contiguous, &self.tensor) } else { x_btc }
     }
 
     /// Out of it, from this rank's term of a sum: the reverse of [`Self::enter`].

@@ -330,10 +330,7 @@ impl HfCheckpoint {
     pub(super) fn raw(&self, name: &str) -> Result<(Dtype, &[u8]), HfError> {
         let (entry, bytes) = self.entry(name)?;
         let is_plain = matches!(entry.encoding, Encoding::Plain) && checkpoint_dtype(entry.dtype).is_some();
-        match is_plain {
-            true => Ok((entry.dtype, bytes)),
-            false => Err(self.wrong_dtype(entry, name, CARRIED_TYPES, entry.dtype)),
-        }
+        if is_plain { Ok((entry.dtype, bytes)) } else { Err(self.wrong_dtype(entry, name, CARRIED_TYPES, entry.dtype)) }
     }
 
     /// A tensor's shape and integer values.

@@ -109,9 +109,7 @@ fn run_build(build: &Build, verbosity: Verbosity) -> Result<u8, Failure> {
     let tokenizer: Box<dyn Tokenizer> = match (&build.tokenizer, build.null_vocab_size) {
         (Some(path), _) => Box::new(HuggingFaceTokenizer::load(path).map_err(Failure::input)?),
         (None, Some(size)) => Box::new(NullTokenizer::new(size)),
-        (None, None) => {
-            return Err(Failure::input("--tokenizer: expected a tokenizer.json, found none"));
-        }
+        (None, None) => return Err(Failure::input("--tokenizer: expected a tokenizer.json, found none")),
     };
     let params = SourceParams { shuffle_seed: build.shuffle_seed, ..build.text.params() };
     let source = TextSource::resolve(&params).map_err(Failure::input)?;

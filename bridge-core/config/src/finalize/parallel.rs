@@ -41,9 +41,7 @@ fn dense_sizes_divide_world(draft: &mut Draft<'_>, sizes: &mut ParallelSizes) {
         ("model.context_parallel_size", sizes.context),
     ];
     match product(&given) {
-        Some(ranks) if sizes.world_size.is_multiple_of(ranks) => {
-            sizes.data = sizes.world_size / ranks;
-        }
+        Some(ranks) if sizes.world_size.is_multiple_of(ranks) => sizes.data = sizes.world_size / ranks,
         _ => report(draft, &given, sizes.world_size),
     }
 }

@@ -140,10 +140,7 @@ impl Tally<'_, '_> {
         let (group, copies) = setup.replica_groups(bucket.replicas);
         let part = bucket.part_len as u64;
         let gradients = setup.group_size(group) as u64 * part * setup.bytes.reduction;
-        let reduction = match setup.sharding().divides_state() {
-            true => Operation::ReduceScatter,
-            false => Operation::AllReduce,
-        };
+        let reduction = if setup.sharding().divides_state() { Operation::ReduceScatter } else { Operation::AllReduce };
         self.add(Way::on(TrafficKind::Gradients, group, reduction), reductions, gradients);
         if let Some(copies) = copies.filter(|_| bucket.is_trained) {
             let way = Way::on(TrafficKind::Gradients, copies, Operation::AllReduce);

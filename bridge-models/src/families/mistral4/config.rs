@@ -69,9 +69,7 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     let form = RopeForm { percent: Some(rotated_share(config)), ..RopeForm::USUAL };
     let rope = rope::read_table(fields, table.as_ref(), config.max_position_embeddings, form)?;
     match (&rope.scaling, table.map_or(Ok(None), |table| table.number("mscale_all_dim"))?.unwrap_or(0.0)) {
-        (Some(RopeScaling::Yarn(yarn)), mscale) if mscale != 0.0 => {
-            config.softmax_scale *= yarn.growth(mscale).powi(2);
-        }
+        (Some(RopeScaling::Yarn(yarn)), mscale) if mscale != 0.0 => config.softmax_scale *= yarn.growth(mscale).powi(2),
         (Some(RopeScaling::Yarn(_)) | None, _) => {}
         (Some(_), mscale) => {
             let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
