@@ -7,20 +7,14 @@
 //! on devices does that for tensors of CubeCL. Callers of a table: `linear/cublaslt.rs`,
 //! `fp8/cublaslt.rs` and attention.
 
-#[cfg(test)]
-mod batch_tests;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod description;
-#[cfg(test)]
-pub(crate) mod host;
-#[cfg(test)]
-pub(crate) mod host_table;
 #[cfg(feature = "cube")]
 pub mod on_device;
 pub mod table;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use description::{
     CODES_MULTIPLE, ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product,

@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
     use crate::activation;
-    use crate::cublaslt::host_table::HostStandIn;
+    use crate::cublaslt::tests::host_table::HostStandIn;
     use crate::linear::reference;
     use crate::precision::widen;
     use crate::random::Philox;

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use crate::common::{assert_close, device, read, tensor, values};
 use crate::half::dtypes;
 
-#[path = "../../src/cublaslt/host.rs"]
+#[path = "../../src/cublaslt/tests/host.rs"]
 mod host;
 
 use host::{Memory, Read, Written, put, run};

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex};
 use burn::backend::Flex;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
-use super::description::{ColumnMajor, Element, Epilogue, Matrix, Product};
 use super::host::{Memory, Read, Written, put, run};
-use super::table::{Operand, Operands, Results, Table};
+use crate::cublaslt::description::{ColumnMajor, Element, Epilogue, Matrix, Product};
+use crate::cublaslt::table::{Operand, Operands, Results, Table};
 use crate::flex::Values;
 
 /// Runs products on the host, and records them.

@@ -4,11 +4,13 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-use super::description::{ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product};
 use super::host::{Memory, Read, put, run, stored};
 use super::host_table::HostStandIn;
-use super::tests::{ELEMENTS, ORDERS};
-use super::{Table, add_product, multiply};
+use super::{ELEMENTS, ORDERS};
+use crate::cublaslt::description::{
+    ColumnMajor, Compute, Element, Epilogue, Layout, Matrix, Operation, Order, Product,
+};
+use crate::cublaslt::{Table, add_product, multiply};
 use crate::precision::widen;
 use crate::random::Philox;
 

@@ -1,11 +1,15 @@
 //! Descriptions, run by the stand-in, against products in float64 that know neither columns nor
 //! leading dimensions.
 
+mod batch;
+pub(crate) mod host;
+pub(crate) mod host_table;
+
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
+use self::host::{Memory, Read, Written, gelu, run, stored};
 use super::description::{ColumnMajor, Compute, Element, Epilogue, Matrix, Order, Product};
-use super::host::{Memory, Read, Written, gelu, run, stored};
 use crate::random::Philox;
 
 /// Values of a matrix, row by row, in float64, and the memory that it describes.
