@@ -91,13 +91,13 @@ mod stablelm;
 mod starcoder2;
 mod step3p5;
 mod t5;
-#[cfg(test)]
-mod testing;
 mod vaultgemma;
 mod zamba2;
 
 use crate::decoder::DecoderConfig;
 use crate::huggingface::gguf::GgufFamily;
+#[cfg(test)]
+use crate::huggingface::tests::small as testing;
 use crate::huggingface::{Family, HfError};
 
 /// All families. A decoder that several can hold, and that came from no folder, is written as the

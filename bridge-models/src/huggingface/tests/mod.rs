@@ -13,6 +13,7 @@ mod published;
 mod scores;
 mod settings;
 mod sharded;
+pub(crate) mod small;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
