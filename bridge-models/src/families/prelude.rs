@@ -19,25 +19,22 @@ pub(super) use crate::huggingface::settings::{KeyGroup, Setting, USUAL_SOFTMAX_S
 pub(super) use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
 pub(super) use crate::huggingface::windows;
 
+/// A [`rule`] of names with these two beginnings: ours and that of the tensors.
+macro_rules! prefixed {
+    ($ours:literal, $theirs:literal, $megatron:literal, $($tensor:literal),+ $(,)?) => {
+        $crate::huggingface::weight_map::rule(concat!($ours, $megatron), &[$(concat!($theirs, $tensor)),+])
+    };
+}
+
 /// A [`rule`] of a layer: our name in `decoder.layers.{}.`, and the names of tensors in
 /// `model.layers.{}.`.
 macro_rules! layer {
-    ($megatron:literal, $($tensor:literal),+ $(,)?) => {
-        $crate::huggingface::weight_map::rule(
-            concat!("decoder.layers.{}.", $megatron),
-            &[$(concat!("model.layers.{}.", $tensor)),+],
-        )
-    };
+    ($($name:literal),+ $(,)?) => { prefixed!("decoder.layers.{}.", "model.layers.{}.", $($name),+) };
 }
 
 /// [`layer`] where a layer of the file, a mixer and a feed-forward block, is two layers of ours.
 macro_rules! half_layer {
-    ($megatron:literal, $($tensor:literal),+ $(,)?) => {
-        $crate::huggingface::weight_map::rule(
-            concat!("decoder.layers.{}.", $megatron),
-            &[$(concat!("model.layers.{/2}.", $tensor)),+],
-        )
-    };
+    ($($name:literal),+ $(,)?) => { prefixed!("decoder.layers.{}.", "model.layers.{/2}.", $($name),+) };
 }
 
-pub(super) use {half_layer, layer};
+pub(super) use {half_layer, layer, prefixed};

@@ -2,6 +2,16 @@
 
 use crate::families::prelude::*;
 
+/// A rule of a layer of the decoder.
+macro_rules! decoder {
+    ($($name:literal),+ $(,)?) => { prefixed!("decoder.layers.{}.", "decoder.block.{}.layer.", $($name),+) };
+}
+
+/// A rule of a layer of the encoder.
+macro_rules! encoder {
+    ($($name:literal),+ $(,)?) => { prefixed!("encoder.layers.{}.", "encoder.block.{}.layer.", $($name),+) };
+}
+
 pub(super) const WEIGHTS: &[WeightRule] = &[
     rule("embedding.word_embeddings.weight", &["shared.weight"])
         .fused(Fusion::Vocabulary)
@@ -10,65 +20,47 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
         "encoder.relative_attention_bias.weight",
         &["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
     ),
-    rule("encoder.layers.{}.input_layernorm.weight", &["encoder.block.{}.layer.0.layer_norm.weight"]),
-    rule(
-        "encoder.layers.{}.self_attention.linear_qkv.weight",
-        &[
-            "encoder.block.{}.layer.0.SelfAttention.q.weight",
-            "encoder.block.{}.layer.0.SelfAttention.k.weight",
-            "encoder.block.{}.layer.0.SelfAttention.v.weight",
-        ],
+    encoder!("input_layernorm.weight", "0.layer_norm.weight"),
+    encoder!(
+        "self_attention.linear_qkv.weight",
+        "0.SelfAttention.q.weight",
+        "0.SelfAttention.k.weight",
+        "0.SelfAttention.v.weight"
     )
     .fused(Fusion::Qkv),
-    rule("encoder.layers.{}.self_attention.linear_proj.weight", &["encoder.block.{}.layer.0.SelfAttention.o.weight"]),
-    rule("encoder.layers.{}.pre_mlp_layernorm.weight", &["encoder.block.{}.layer.1.layer_norm.weight"]),
-    rule("encoder.layers.{}.mlp.linear_fc2.weight", &["encoder.block.{}.layer.1.DenseReluDense.wo.weight"]),
+    encoder!("self_attention.linear_proj.weight", "0.SelfAttention.o.weight"),
+    encoder!("pre_mlp_layernorm.weight", "1.layer_norm.weight"),
+    encoder!("mlp.linear_fc2.weight", "1.DenseReluDense.wo.weight"),
     rule("encoder.final_layernorm.weight", &["encoder.final_layer_norm.weight"]),
     rule(
         "decoder.relative_attention_bias.weight",
         &["decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"],
     ),
-    rule("decoder.layers.{}.input_layernorm.weight", &["decoder.block.{}.layer.0.layer_norm.weight"]),
-    rule(
-        "decoder.layers.{}.self_attention.linear_qkv.weight",
-        &[
-            "decoder.block.{}.layer.0.SelfAttention.q.weight",
-            "decoder.block.{}.layer.0.SelfAttention.k.weight",
-            "decoder.block.{}.layer.0.SelfAttention.v.weight",
-        ],
+    decoder!("input_layernorm.weight", "0.layer_norm.weight"),
+    decoder!(
+        "self_attention.linear_qkv.weight",
+        "0.SelfAttention.q.weight",
+        "0.SelfAttention.k.weight",
+        "0.SelfAttention.v.weight"
     )
     .fused(Fusion::Qkv),
-    rule("decoder.layers.{}.self_attention.linear_proj.weight", &["decoder.block.{}.layer.0.SelfAttention.o.weight"]),
-    rule("decoder.layers.{}.pre_cross_attn_layernorm.weight", &["decoder.block.{}.layer.1.layer_norm.weight"]),
-    rule("decoder.layers.{}.cross_attention.linear_q.weight", &["decoder.block.{}.layer.1.EncDecAttention.q.weight"]),
-    rule(
-        "decoder.layers.{}.cross_attention.linear_kv.weight",
-        &["decoder.block.{}.layer.1.EncDecAttention.k.weight", "decoder.block.{}.layer.1.EncDecAttention.v.weight"],
-    )
-    .fused(Fusion::GateUp),
-    rule(
-        "decoder.layers.{}.cross_attention.linear_proj.weight",
-        &["decoder.block.{}.layer.1.EncDecAttention.o.weight"],
-    ),
-    rule("decoder.layers.{}.pre_mlp_layernorm.weight", &["decoder.block.{}.layer.2.layer_norm.weight"]),
-    rule("decoder.layers.{}.mlp.linear_fc2.weight", &["decoder.block.{}.layer.2.DenseReluDense.wo.weight"]),
+    decoder!("self_attention.linear_proj.weight", "0.SelfAttention.o.weight"),
+    decoder!("pre_cross_attn_layernorm.weight", "1.layer_norm.weight"),
+    decoder!("cross_attention.linear_q.weight", "1.EncDecAttention.q.weight"),
+    decoder!("cross_attention.linear_kv.weight", "1.EncDecAttention.k.weight", "1.EncDecAttention.v.weight")
+        .fused(Fusion::GateUp),
+    decoder!("cross_attention.linear_proj.weight", "1.EncDecAttention.o.weight"),
+    decoder!("pre_mlp_layernorm.weight", "2.layer_norm.weight"),
+    decoder!("mlp.linear_fc2.weight", "2.DenseReluDense.wo.weight"),
     rule("decoder.final_layernorm.weight", &["decoder.final_layer_norm.weight"]),
     rule("output_layer.weight", &["lm_head.weight"]).fused(Fusion::Vocabulary),
     // The first feed-forward matrix: one, or two of a gated unit.
-    rule("encoder.layers.{}.mlp.linear_fc1.weight", &["encoder.block.{}.layer.1.DenseReluDense.wi.weight"])
-        .only(|c| !c.gated_linear_unit),
-    rule("decoder.layers.{}.mlp.linear_fc1.weight", &["decoder.block.{}.layer.2.DenseReluDense.wi.weight"])
-        .only(|c| !c.gated_linear_unit),
-    rule(
-        "encoder.layers.{}.mlp.linear_fc1.weight",
-        &["encoder.block.{}.layer.1.DenseReluDense.wi_0.weight", "encoder.block.{}.layer.1.DenseReluDense.wi_1.weight"],
-    )
-    .fused(Fusion::GateUp)
-    .only(|c| c.gated_linear_unit),
-    rule(
-        "decoder.layers.{}.mlp.linear_fc1.weight",
-        &["decoder.block.{}.layer.2.DenseReluDense.wi_0.weight", "decoder.block.{}.layer.2.DenseReluDense.wi_1.weight"],
-    )
-    .fused(Fusion::GateUp)
-    .only(|c| c.gated_linear_unit),
+    encoder!("mlp.linear_fc1.weight", "1.DenseReluDense.wi.weight").only(|c| !c.gated_linear_unit),
+    decoder!("mlp.linear_fc1.weight", "2.DenseReluDense.wi.weight").only(|c| !c.gated_linear_unit),
+    encoder!("mlp.linear_fc1.weight", "1.DenseReluDense.wi_0.weight", "1.DenseReluDense.wi_1.weight")
+        .fused(Fusion::GateUp)
+        .only(|c| c.gated_linear_unit),
+    decoder!("mlp.linear_fc1.weight", "2.DenseReluDense.wi_0.weight", "2.DenseReluDense.wi_1.weight")
+        .fused(Fusion::GateUp)
+        .only(|c| c.gated_linear_unit),
 ];
