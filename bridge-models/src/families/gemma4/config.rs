@@ -1,17 +1,8 @@
 //! Settings of Gemma 4; absent ones have the values of `Gemma4TextConfig`.
 
-use bridge_core::config::{NormPlacement, Normalization};
-use serde_json::{Map, Value, json};
-
-use crate::decoder::{DecoderConfig, PerLayerConfig, PositionEmbedding, RopeConfig, RopeScaling, WindowedConfig};
-use crate::families::gemma2::config::{read_logits_cap, write_logits_cap};
-use crate::families::llama::config::ATTENTION_BIAS;
-use crate::families::mixture::experts;
-use crate::huggingface::error::HfError;
-use crate::huggingface::fields::Fields;
-use crate::huggingface::rope::{self, ByLayerType, OriginalLength, RopeForm};
-use crate::huggingface::settings::{Setting, size, size_or};
-use crate::huggingface::windows;
+use crate::decoder::{PerLayerConfig, WindowedConfig};
+use crate::families::prelude::*;
+use crate::huggingface::rope::ByLayerType;
 
 const FORM: ByLayerType = ByLayerType {
     full: RopeForm { original_length: OriginalLength::InTable, ..RopeForm::USUAL },
@@ -55,7 +46,7 @@ pub(super) const SETTINGS: &[Setting] = &[
             ["rope_scaling", "rope_theta"].iter().for_each(|key| drop(settings.remove(*key)));
         },
     },
-    Setting::Keys { read: |fields, c| read_logits_cap(fields, c, None), write: write_logits_cap },
+    Setting::NumberOrNone("final_logit_softcapping", |c| &mut c.logit_softcap, None),
     Setting::Keys { read: read_sharing, write: write_sharing },
     Setting::Keys { read: read_per_layer, write: write_per_layer },
     Setting::Keys { read: read_experts, write: write_experts },

@@ -9,7 +9,6 @@ pub(super) mod weights;
 use super::{gemma2, llama, qwen3};
 use crate::huggingface::Family;
 
-/// `Gemma4ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "gemma4_text",
     architecture: "Gemma4ForCausalLM",
