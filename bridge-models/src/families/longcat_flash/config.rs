@@ -1,7 +1,7 @@
 //! Settings of LongCat-Flash; absent ones have the values of `LongcatFlashConfig`.
 
-use crate::families::deepseek_v3::config::{HEADS, OWN_KEYS, latent, read_latent_rope};
-use crate::families::mixture::{FACTOR, read_factor, write_factor};
+use crate::families::deepseek_v3::config::{LatentSizes, latent, read_latent_rope};
+use crate::families::mixture::{ExpertFactor, FACTOR};
 use crate::families::prelude::*;
 use crate::huggingface::settings::groups_divide_heads;
 
@@ -12,27 +12,22 @@ pub(super) const SETTINGS: &[Setting] = &[
     size("num_attention_heads", |c| &mut c.num_attention_heads),
     size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),
     Setting::Rule(groups_divide_heads),
-    OWN_KEYS,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
-    size_or("kv_lora_rank", |c| &mut latent(c).kv_lora_rank, |_, _| Ok(512)),
-    size_or("qk_rope_head_dim", |c| &mut latent(c).qk_pos_emb_head_dim, |_, _| Ok(64)),
-    size_or("qk_nope_head_dim", |c| &mut latent(c).qk_head_dim, |_, _| Ok(128)),
-    size_or("v_head_dim", |c| &mut latent(c).v_head_dim, |_, _| Ok(128)),
-    HEADS,
+    Setting::Group(&LatentSizes { query: Some(1536), key_value: 512, rotated: 64, plain: 128, value: Some(128) }),
     Setting::Keys { read: read_head, write: write_head },
     size_or("expert_ffn_hidden_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(512)),
     size_or("moe_topk", |c| &mut experts(c).topk, |_, _| Ok(12)),
     // transformers makes the bias and does not add it.
     Setting::Only("router_bias", || json!(false)),
-    Setting::Keys { read: |fields, c| read_factor(fields, c, FACTOR, 6.0), write: |c, s| write_factor(c, s, FACTOR) },
+    Setting::Group(&ExpertFactor(FACTOR, 6.0)),
     Setting::Keys { read: read_layers, write: write_layers },
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
     Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
     Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
     Setting::Keys { read: |fields, c| read_latent_rope(fields, c, true, ROPE), write: rope::write },
-    Setting::Keys { read: read_ranks, write: write_ranks },
+    Setting::Keys { read: read_ranks, write: |_, _| {} },
     Setting::Only("zero_expert_type", || json!("identity")),
     Setting::Only("attention_method", || json!("MLA")),
     Setting::Only("mla_scale_q_lora", || json!(true)),
@@ -90,8 +85,4 @@ fn read_ranks(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError
     config.softmax_scale *= of_queries;
     (latent(config).q_lora_rank, latent(config).kv_multiplier) = (Some(rank), Some(of_keys));
     Ok(())
-}
-
-fn write_ranks(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert("q_lora_rank".into(), json!(config.latent.as_ref().and_then(|latent| latent.q_lora_rank)));
 }
