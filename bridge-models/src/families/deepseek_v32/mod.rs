@@ -9,7 +9,6 @@ use super::{deepseek_v3, llama, mixture};
 use crate::huggingface::Family;
 use crate::huggingface::weight_map::WeightRule;
 
-/// `DeepseekV32ForCausalLM`.
 pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v32",
     architecture: "DeepseekV32ForCausalLM",
