@@ -21,8 +21,8 @@ pub struct AttentionOptions {
     /// Document of each token, `[b, t]`: attention stays inside a document. Needs as many keys as
     /// queries.
     pub document_ids: Option<Tensor<2, Int>>,
-    /// Keys of each query, `[b, n, t, s]` with `n` 1 or `g`: in place of the causal mask, the window
-    /// and the documents. A query without keys has an output of zeros on CPUs.
+    /// Keys of each query, `[b, n, t, s]` with `n` 1 or `g`: in place of the causal mask, the
+    /// window and the documents. A query without keys has an output of zeros on CPUs.
     pub choice: Option<KeyChoice>,
     /// Attention sinks, `[h]`: the softmax of every query of a head includes one more score, the
     /// head's sink, which has no value (Xiao et al., arXiv:2309.17453, section 3.3). Sinks have

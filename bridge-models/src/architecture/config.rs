@@ -231,7 +231,7 @@ config_table! {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation_clamp: Option<f64> = None => setting!(activation_func_clamp_value);
         /// Bound, by layer, of the activated gate of a gated unit from above and of its linear half
-        /// on both sides; 0 is none. Experts have bounds of their own.
+        /// on both sides; 0 bounds neither. Experts have bounds of their own.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_limits: Option<Vec<f64>> = None => setting!(glu_output_limits);
         /// Added to the linear half of a gated unit.

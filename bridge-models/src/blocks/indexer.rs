@@ -103,7 +103,7 @@ fn sizes(config: &IndexerConfig) -> [usize; 3] {
 }
 
 impl Indexer {
-    /// The indexer of an attention at `scope`, whose queries come from vectors of `inputs` elements.
+    /// The indexer of an attention at `scope`; its queries come from vectors of `inputs` elements.
     pub fn new(config: &DecoderConfig, indexer: &IndexerConfig, inputs: usize, scope: &Scope) -> Self {
         let scope = scope.child("core_attention").child("indexer");
         let scope = if indexer.loss_coeff == 0.0 { scope.frozen() } else { scope };

@@ -1,7 +1,5 @@
 //! Rows of settings and positions of experts that families with experts share.
 
-#[allow(unused_imports)]
-pub(super) use crate::families::former::*;
 use crate::families::prelude::*;
 use crate::huggingface::windows::layers_of_two_types;
 
@@ -51,8 +49,8 @@ impl KeyGroup for ExpertFactor {
     }
 }
 
-/// Reads `groups` of experts, of which a token uses `chosen`. A single group has no effect. The score
-/// of a group is the sum of its `best` scores, however many a token uses.
+/// Reads `groups` of experts, of which a token uses `chosen`. A single group has no effect. The
+/// score of a group is the sum of its `best` scores, however many a token uses.
 pub(super) fn set_groups(
     fields: &Fields,
     config: &mut DecoderConfig,
@@ -112,7 +110,7 @@ impl KeyGroup for SigmoidRouter {
 pub(super) const FACTOR: &str = "routed_scaling_factor";
 
 /// Experts, of one block, that all tokens go through: the key of their number, and their number
-/// without the key, which is required if there is none.
+/// without the key; `None` requires the key.
 pub(super) struct SharedExperts(pub &'static str, pub Option<usize>);
 
 impl KeyGroup for SharedExperts {
@@ -158,8 +156,8 @@ const MLP_LAYER_TYPES: &str = "mlp_layer_types";
 /// Names of a layer without experts and of one with experts.
 const LAYER_TYPES: [&str; 2] = ["dense", "sparse"];
 
-/// The layers that have experts: those that `mlp_layer_types` names, or the layers after these first
-/// ones. Their key is not read if there is none.
+/// The layers that have experts: those that `mlp_layer_types` names, or the layers after the first
+/// ones; `None` reads no key of those.
 pub(super) struct MlpLayerTypes(pub Option<FirstDense>);
 
 impl KeyGroup for MlpLayerTypes {

@@ -22,7 +22,6 @@ mod ernie4_5_moe;
 mod exaone4;
 mod exaone_moe;
 mod falcon_h1;
-mod former;
 mod gemma;
 mod gemma2;
 mod gemma3;

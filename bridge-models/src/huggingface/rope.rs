@@ -80,7 +80,7 @@ pub(crate) fn read(fields: &Fields, config: &mut DecoderConfig, form: RopeForm) 
 }
 
 /// [`read`] where files without a table have the settings of `usual`. To transformers an empty old
-/// table is none, and an empty new one has frequencies that are not scaled. Returns the table.
+/// table is absent, and an empty new one has frequencies that are not scaled. Returns the table.
 pub(crate) fn read_or<'a>(
     fields: &Fields<'a>,
     config: &mut DecoderConfig,

@@ -140,7 +140,7 @@ impl WeightRule {
         Self { joins_experts: true, ..self.stacked() }
     }
 
-    /// [`Self::stacked`], where the tensor has matrices of identity experts too, which are not read.
+    /// [`Self::stacked`], where the tensor has matrices of identity experts too; they are not read.
     pub const fn with_identities(self) -> Self {
         Self { has_identities: true, ..self.stacked() }
     }

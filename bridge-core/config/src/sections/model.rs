@@ -94,8 +94,7 @@ section! {
             excludes("model.rope_scaling | model.seq_len_interpolation_factor: both change the rotary frequencies");
         /// Share of the pairs of a head that turn, the first ones, by the frequencies of the whole
         /// head; windowed layers with a base of their own turn all (ours).
-        rope_proportional_share: Option<f64> = None, Limits::SHARE,
-            needs("model.position_embedding_type = rope"),
+        rope_proportional_share: Option<f64> = None, Limits::SHARE, needs(ROPE),
             excludes("model.rope_scaling | model.seq_len_interpolation_factor | model.rope_ntk_alpha: all change the rotary frequencies");
         /// Factor by which yarn extends the context.
         yarn_rotary_scaling_factor: Option<f64> = None, Limits::ABOVE_ZERO, needs(YARN), given_with(YARN);
@@ -171,13 +170,11 @@ section! {
         activation_sparsity_pattern: Option<Vec<f64>> = None, Limits::between(0.0, 0.999_999);
         /// Factor on the word embedding's output (upstream: in its Gemma providers).
         embedding_multiplier: f64 = 1.0, Limits::ABOVE_ZERO;
-        /// Size of the vector that each layer has of each token beside the residual stream (per-layer
-        /// embeddings); null has none (ours).
+        /// Size of the embedding of each token that each layer has of its own (ours).
         hidden_size_per_layer_input: Option<usize> = None, Limits::SIZE;
         /// Rows of the table of these vectors; null is `vocab_size`. Tokens beyond it have those of
         /// token 0 (ours).
-        vocab_size_per_layer_input: Option<usize> = None, Limits::SIZE,
-            needs("model.hidden_size_per_layer_input");
+        vocab_size_per_layer_input: Option<usize> = None, Limits::SIZE, needs("model.hidden_size_per_layer_input");
         /// Multiply the residual stream at the end of each layer by a number that is not trained
         /// (ours).
         layer_scalar: bool = false;
@@ -240,8 +237,8 @@ section! {
             needs("model.activation_func = quick_gelu");
         /// Added to the linear half of the gated unit; for quick_gelu.
         glu_linear_offset: f64 = 0.0, needs("model.gated_linear_unit"), needs("model.activation_func = quick_gelu");
-        /// Bound, by layer, of the gated unit's activated gate from above and of its linear half on
-        /// both sides; 0 is none. Experts have their own (ours).
+        /// Bound, by layer, of the activated gate from above and of the linear half on both sides;
+        /// 0 bounds neither. Experts have their own (ours).
         glu_output_limits: Option<Vec<f64>> = None, Limits::at_least(0.0), needs("model.gated_linear_unit"),
             needs("model.activation_func = silu");
         /// Dropout of the residual stream.
@@ -319,7 +316,7 @@ section! {
         /// Weight of the loss that trains the indexer to score keys as attention does; null or 0
         /// freezes it.
         dsa_indexer_loss_coeff: Option<f64> = None, Limits::between(0.0, 1e6), needs("model.dsa_indexer_topk");
-        /// That loss is over the chosen keys, not over all.
+        /// The indexer's loss is over the chosen keys, not over all.
         dsa_indexer_use_sparse_loss: bool = false, needs("model.dsa_indexer_loss_coeff");
         /// Pair even with odd elements in the rotation of the indexer.
         dsa_indexer_rope_interleaved: bool = false, needs("model.dsa_indexer_topk");

@@ -1,8 +1,6 @@
 //! Settings of DeepSeek-V3; absent ones have the values of `DeepseekV3Config`.
 
 use crate::decoder::LatentConfig;
-#[allow(unused_imports)]
-pub(in crate::families) use crate::families::former::{HEADS, OWN_KEYS, read_query_rank, write_query_rank};
 use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
@@ -31,7 +29,7 @@ pub(crate) const ROWS: &[Setting] = &[
     Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
 
-/// Sizes of latent attention where no key says them, in a family whose heads have keys of their own.
+/// Sizes of latent attention where no key says them; each head has keys of its own.
 pub(crate) struct LatentSizes {
     /// Elements of the latent vector of queries. Null, in a file, projects queries without one.
     pub query: Option<usize>,
@@ -41,7 +39,7 @@ pub(crate) struct LatentSizes {
     pub rotated: usize,
     /// Other elements of a head of queries and keys.
     pub plain: usize,
-    /// Elements of a head of values; the hidden size over the number of heads if there is none.
+    /// Elements of a head of values; `None` is the hidden size over the number of heads.
     pub value: Option<usize>,
 }
 

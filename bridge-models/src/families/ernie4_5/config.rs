@@ -1,7 +1,5 @@
 //! Settings of ERNIE 4.5; absent ones have the values of `Ernie4_5Config`.
 
-#[allow(unused_imports)]
-pub(in crate::families) use crate::families::former::read_pairs;
 use crate::families::prelude::*;
 use crate::families::seed_oss::config::HEAD_SIZE_128;
 

@@ -1,7 +1,5 @@
 //! Settings of Gemma 2; absent ones have the values of `Gemma2Config`. Gemma 3 shares most rows.
 
-#[allow(unused_imports)]
-pub(in crate::families) use crate::families::former::{read_logits_cap, write_logits_cap};
 use crate::families::gemma;
 use crate::families::prelude::*;
 use crate::huggingface::settings::as_said;

@@ -1,6 +1,6 @@
 //! Gemma 3n, the language model: several residual streams of which a layer reads and writes one
-//! (AltUp), a branch beside attention (LAuReL), sparse gates, and as in Gemma 4 keys and values that
-//! layers share and vectors of each token for each layer.
+//! (AltUp), a branch beside attention (LAuReL), sparse gates, and as in Gemma 4 keys and values
+//! that layers share and vectors of each token for each layer.
 
 mod config;
 #[cfg(test)]
