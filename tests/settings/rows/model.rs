@@ -246,6 +246,12 @@ fn latent() -> Vec<Row> {
         // So large that changes of the attention scores alone show in the loss.
         "model.init_method_std=0.2",
     ]);
+    let sparse = latent.with(&[
+        "model.experimental_attention_variant=dsa",
+        "model.dsa_indexer_topk=4",
+        "model.dsa_indexer_n_heads=2",
+        "model.dsa_indexer_head_dim=8",
+    ]);
     vec![
         row("model.multi_latent_attention", &tiny_with(&["model.num_query_groups=4"]), &[AS_IT_IS, on])
             .moves("loss_1 flops shapes slices"),
@@ -257,8 +263,19 @@ fn latent() -> Vec<Row> {
         row("model.latent_layernorm_epsilon", &latent.with(&["model.qk_layernorm=true"]), &[AS_IT_IS, "0.5"])
             .moves("loss_1"),
         row("model.latent_kv_multiplier", &latent, &[AS_IT_IS, "2.0"]).moves("loss_1"),
+        row("model.experimental_attention_variant", &latent, &[AS_IT_IS, DSA]).moves("loss_1 flops shapes slices"),
+        row("model.dsa_indexer_topk", &sparse, &[AS_IT_IS, "6"]).moves("loss_1 flops"),
+        row("model.dsa_indexer_n_heads", &sparse, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
+        row("model.dsa_indexer_head_dim", &sparse, &[AS_IT_IS, "10"]).moves("loss_1 flops shapes slices"),
+        row("model.dsa_indexer_loss_coeff", &sparse, &[AS_IT_IS, "1.0"]).moves("grad_norm_1 flops shapes slices"),
+        switch("model.dsa_indexer_use_sparse_loss", &sparse.with(&["model.dsa_indexer_loss_coeff=1.0"]))
+            .moves("grad_norm_1"),
+        switch("model.dsa_indexer_rope_interleaved", &sparse).moves("loss_1"),
+        row("model.dsa_indexer_k_norm_epsilon", &sparse, &[AS_IT_IS, "0.5"]).moves("loss_1"),
     ]
 }
+
+const DSA: &str = "dsa & model.dsa_indexer_topk=4 & model.dsa_indexer_n_heads=2 & model.dsa_indexer_head_dim=8";
 
 fn attention() -> Vec<Row> {
     let window = tiny_with(&["model.window_size=[3, 0]"]);
