@@ -66,6 +66,10 @@ impl DecoderConfig {
     }
 
     pub(super) fn validate_indexer(&self, indexer: &IndexerConfig) -> Result<(), ModelBuildError> {
+        if self.latent.is_none() {
+            let message = "needs multi_latent_attention = true, whose keys it chooses";
+            return Err(invalid("model.dsa_indexer_topk", message.into()));
+        }
         let rotated = match &self.position_embedding {
             PositionEmbedding::Rope(rope) => rope.rotary_size(self.rotary_head()),
             _ => 1,
@@ -87,14 +91,9 @@ impl DecoderConfig {
         if let Some((key, number, _)) = numbers.into_iter().find(|(_, number, fits)| !(*fits && number.is_finite())) {
             return Err(invalid(key, format!("expected a finite number that is not negative, found {number}")));
         }
-        let key = "model.dsa_indexer_loss_coeff";
-        if self.latent.is_none() {
-            let message = "needs multi_latent_attention = true, whose keys it chooses";
-            return Err(invalid("model.dsa_indexer_topk", message.into()));
-        }
         if indexer.loss_coeff > 0.0 && self.recomputed.mla_up_proj {
             let message = "expected null with \"mla_up_proj\" in recompute_modules, which runs attention twice";
-            return Err(invalid(key, message.into()));
+            return Err(invalid("model.dsa_indexer_loss_coeff", message.into()));
         }
         Ok(())
     }

@@ -244,6 +244,9 @@ impl Moe {
     fn experts(&self, x_nc: Tensor<2>, routing: Routing, regions: &Regions) -> Tensor<2> {
         // Identity experts stay local; ranks that share the others have equal terms of theirs.
         let share = 1.0 / regions.expert_tensor().size() as f64;
+        // One use of the input for both: the sum of its gradients is then one of two terms beside
+        // shared experts too, equal in any order.
+        let x_nc = if self.has_identities && self.shared_experts.is_some() { x_nc * 1.0 } else { x_nc };
         let identities = self.has_identities.then(|| dispatch::identities(x_nc.clone(), &routing) * share);
         let y_nc = self.dispatched(x_nc, routing, regions);
         match identities {

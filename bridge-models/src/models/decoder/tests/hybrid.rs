@@ -56,6 +56,7 @@ fn sandwich() -> DecoderConfig {
         residual: ResidualConfig { norms: NormPlacement::Sandwich, ..ResidualConfig::default() },
         window_size: Some(2),
         window_layers: LayerPattern::Listed(vec![false, true, false, false]),
+        hidden_size: 24,
         ..hybrid()
     };
     let hybrid = config.hybrid.as_mut().unwrap();

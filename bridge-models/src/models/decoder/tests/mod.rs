@@ -262,7 +262,7 @@ pub fn layer_ends() -> [DecoderConfig; 2] {
         layer_scalar: true,
         residual: ResidualConfig { norms: NormPlacement::Sandwich, ..ResidualConfig::default() },
         activation: Activation::GeluTanh,
-        embedding_multiplier: 1.7,
+        embedding_multiplier: 4.0,
         ..llama()
     };
     let parallel = ResidualConfig { blocks: BlockOrder::Parallel, ..ResidualConfig::default() };
