@@ -108,5 +108,5 @@ fn settings_that_do_not_fit_are_named() {
     assert!(with(|config| config.indexer.as_mut().unwrap().head_size = 1).contains("dsa_indexer_head_dim"));
     assert!(with(|config| config.indexer.as_mut().unwrap().loss_coeff = -1.0).contains("dsa_indexer_loss_coeff"));
     assert!(with(|config| config.recomputed.mla_up_proj = true).contains("dsa_indexer_loss_coeff"));
-    assert!(with(|config| config.latent = None).contains("dsa_indexer_topk"));
+    assert!(with(|config| (config.latent, config.kv_channels) = (None, 10)).contains("dsa_indexer_topk"));
 }

@@ -630,7 +630,8 @@ fn gradients_equal_difference_quotients() {
                 set_values(chunk.as_mut(), &moved);
                 f64::from(loss_sum(&[chunk.as_ref()], &batch, Mode::Evaluate).into_scalar::<f32>())
             };
-            let length = 5e-3;
+            // A short way where the loss is steep, which bends there too.
+            let length = 5e-3_f64.min(0.1 / norm);
             let slope = (loss_at(length) - loss_at(-length)) / (2.0 * length);
             assert!((slope - norm).abs() < 0.02 * norm + 0.01, "{name}: slope {slope}, norm of the gradient {norm}");
         }
