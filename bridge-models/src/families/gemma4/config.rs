@@ -110,9 +110,14 @@ fn overrides(table: &Value, config: &DecoderConfig, usual: [usize; 2]) -> Option
 /// Writes both forms.
 fn write_heads(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let windowed = config.of_windowed();
-    let own = json!({ "head_dim": config.kv_channels, "num_key_value_heads": config.num_query_groups });
-    let full = (0..config.num_layers).filter(|layer| config.window(*layer).is_none());
-    let table: Map<String, Value> = full.map(|layer| (layer.to_string(), own.clone())).collect();
+    let sizes = [
+        ("head_dim", config.kv_channels, windowed.kv_channels),
+        ("num_key_value_heads", config.num_query_groups, windowed.num_query_groups),
+    ];
+    let other = sizes.into_iter().filter(|(_, full, windowed)| full != windowed);
+    let own: Map<String, Value> = other.map(|(key, full, _)| (key.to_owned(), json!(full))).collect();
+    let full = (0..config.num_layers).filter(|layer| config.window(*layer).is_none() && !own.is_empty());
+    let table: Map<String, Value> = full.map(|layer| (layer.to_string(), json!(own))).collect();
     let groups = config.keys_as_values.then_some(config.num_query_groups);
     let keys = json!({
         "head_dim": windowed.kv_channels,

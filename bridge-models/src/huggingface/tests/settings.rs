@@ -337,6 +337,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/residual/norms" => json!(if value == "sandwich" { "before" } else { "sandwich" }),
             "/residual/blocks" => json!(if value == "parallel" { "sequential" } else { "parallel" }),
             "/window_size" => json!(4),
+            "/activation_sparsity" => json!(vec![0.5; value.as_array().unwrap().len()]),
             "/windowed/attention_sinks" => json!(true),
             "/output_limits" | "/moe/output_limits" => json!([0.25, 0.5, 0.0]),
             path if path.starts_with("/windowed/") => json!(2),
