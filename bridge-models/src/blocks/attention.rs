@@ -152,6 +152,7 @@ pub(crate) struct AttentionInput<'a> {
 
 /// Keys and values of one layer that later layers use too: `[b, t, g, d]` and `[b, t, g, w]`, as
 /// attention reads them.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum SharedKeyValues<'a> {
     /// No other layer uses the layer's own.
     None,

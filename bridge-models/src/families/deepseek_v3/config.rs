@@ -119,12 +119,12 @@ pub(crate) fn read_latent_rope(
     }
     // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's
     // alone.
-    if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_))) {
-        if let Some(table) = rope::table(fields)? {
-            let found = table.number("mscale_all_dim")?.unwrap_or(0.0);
-            let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
-            table.require(found == 0.0, "mscale_all_dim", &found.to_string(), expected)?;
-        }
+    if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_)))
+        && let Some(table) = rope::table(fields)?
+    {
+        let found = table.number("mscale_all_dim")?.unwrap_or(0.0);
+        let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
+        table.require(found == 0.0, "mscale_all_dim", &found.to_string(), expected)?;
     }
     let rotated = config.rotary_head();
     let expected = "an even number, because it is rotated in pairs";
