@@ -26,7 +26,7 @@ fn it_is_checked_shown_and_trained_with() {
     let (code, said) = bridge(folder.path(), &["config", "check"]);
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("checkpoint.ckpt_format = \"torch_dist\""), "{said}");
-    assert!(said.contains("model.mhc_num_residual_streams"), "{said}");
+    assert!(said.contains("model.use_kitchen"), "{said}");
     let (code, said) = bridge(folder.path(), &["config", "check", "--json"]);
     let report: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!((code, &report["ok"]), (Some(0), &Value::Bool(true)));
