@@ -192,7 +192,7 @@ fn layers() -> Vec<Row> {
         row("model.activation_sparsity_pattern", &tiny(), &[AS_IT_IS, "[0.9, 0.0]"]).moves("loss_1"),
         switch("model.enable_mhc_connections", &tiny()).moves("loss_1 flops shapes slices"),
         row("model.mhc_num_residual_streams", &streams, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
-        row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("loss_1 flops shapes slices"),
+        row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("flops shapes slices"),
         row("model.mhc_init_gating_factor", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
         row("model.mhc_epsilon", &streams, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.mhc_output_magnitude", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
@@ -205,7 +205,7 @@ fn layers() -> Vec<Row> {
             &[AS_IT_IS, "100"],
         )
         .moves("loss_1 shapes slices"),
-        switch("model.layer_scalar", &tiny()).moves("shapes slices"),
+        switch("model.layer_scalar", &tiny()).moves("params shapes slices"),
         row("model.logit_multiplier", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.layernorm_epsilon", &tiny(), &[AS_IT_IS, "1e-2"]).moves("loss_1"),
         switch("model.layernorm_zero_centered_gamma", &tiny()).moves("params"),
@@ -315,6 +315,8 @@ fn attention() -> Vec<Row> {
         row("model.window_kv_channels", &window, &[AS_IT_IS, "16"]).moves("loss_1 flops shapes slices"),
         row("model.window_value_channels", &window, &[AS_IT_IS, "12"]).moves("loss_1 flops shapes slices"),
         row("model.window_attention_sinks", &window, &[AS_IT_IS, "true"]).moves("loss_1 shapes slices"),
+        row("model.window_attention_sinks", &window.with(&["model.attention_sinks=true"]), &[AS_IT_IS, "false"])
+            .moves("loss_1 shapes slices"),
         row("model.attention_dropout", &tiny(), &[AS_IT_IS, "0.1"]).moves("loss_1"),
         row("model.softmax_scale", &tiny(), &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.attn_logit_softcapping", &tiny(), &[AS_IT_IS, "0.01"]).moves("loss_1"),

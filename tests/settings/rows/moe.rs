@@ -68,7 +68,7 @@ fn older(spread: &Run) -> Vec<Row> {
         row("model.num_moe_experts", &tiny(), &[AS_IT_IS, "4"]).moves("loss_1 keys console events flops shapes slices"),
         row("model.moe_num_identity_experts", &moe(), &[AS_IT_IS, "2"]).moves("loss_1 flops shapes slices"),
         switch("model.moe_identity_expert_weights", &moe().with(&["model.moe_num_identity_experts=2"]))
-            .moves("shapes slices"),
+            .moves("flops params shapes slices"),
         switch("model.moe_shortcut", &moe().with(&["model.moe_layer_freq=2"])).moves("loss_1 flops shapes slices"),
         row("model.moe_layer_freq", &moe(), &[AS_IT_IS, "2", "[0, 1]"]).moves("loss_1 shapes slices"),
         row("model.moe_ffn_hidden_size", &moe(), &[AS_IT_IS, "40"]).moves("loss_1 flops shapes slices"),
