@@ -106,7 +106,7 @@ fn train(folder: &Path, run: &str, layout: &Layout, steps: usize) -> Result<Vec<
 }
 
 /// Layouts that a golden model cannot have, and text of the refusal.
-const REFUSED: [(&str, &str, &str); 19] = [
+const REFUSED: [(&str, &str, &str); 20] = [
     ("bamba", "TP 2", "model.mamba_num_groups: expected a multiple"),
     ("bamba", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("falcon_h1", "TP 2", "model.mamba_num_groups: expected a multiple"),
@@ -115,6 +115,7 @@ const REFUSED: [(&str, &str, &str); 19] = [
     ("jamba", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("lfm2", "CP 2", "the state of a short convolution goes through the whole sequence"),
     ("lfm2_moe", "CP 2", "the state of a short convolution goes through the whole sequence"),
+    ("lfm3", "CP 2", "the state of a short convolution goes through the whole sequence"),
     ("mamba2", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("nemotron_h", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
     ("nemotron_h_latent", "CP 2", "the state of a Mamba layer goes through the whole sequence"),
