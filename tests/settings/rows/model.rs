@@ -192,7 +192,7 @@ fn layers() -> Vec<Row> {
         row("model.activation_sparsity_pattern", &tiny(), &[AS_IT_IS, "[0.9, 0.0]"]).moves("loss_1"),
         switch("model.enable_mhc_connections", &tiny()).moves("loss_1 flops shapes slices"),
         row("model.mhc_num_residual_streams", &streams, &[AS_IT_IS, "3"]).moves("loss_1 flops shapes slices"),
-        row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("flops shapes slices"),
+        row("model.mhc_sinkhorn_iterations", &streams, &[AS_IT_IS, "0"]).moves("grad_norm_1 flops shapes slices"),
         row("model.mhc_init_gating_factor", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
         row("model.mhc_epsilon", &streams, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         row("model.mhc_output_magnitude", &streams, &[AS_IT_IS, "1.0"]).moves("loss_1"),
