@@ -15,6 +15,7 @@ fn values(spec: &TypeSpec) -> Vec<String> {
         TypeSpec::Choice(names) => words(names),
         TypeSpec::Nullable(inner) => values(inner),
         TypeSpec::OneOf(options) => values(&options[0]),
+        TypeSpec::List(item) => values(item).iter().map(|value| format!("[{value}]")).collect(),
         other => panic!("no value of {other}"),
     }
 }
