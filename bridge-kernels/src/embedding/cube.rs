@@ -90,6 +90,7 @@ fn add_rows<X: Float, I: Int>(
     }
 }
 
+/// See [`crate::embedding`].
 pub(crate) fn embedding(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, IntKind>) -> Option<Tensor<3>> {
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
     let (table, ids) = (Buffer::from_tensor(weight_vc)?, Buffer::from_integers(ids_bt)?);

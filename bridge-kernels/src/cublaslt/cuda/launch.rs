@@ -98,8 +98,11 @@ impl Launch {
     }
 
     /// Chooses an algorithm; `None` if the library has none for such products. Does not launch
-    /// anything. Fails if memory of the product carries an error or is missing, or if the library
-    /// fails, which may be temporary.
+    /// anything.
+    ///
+    /// # Errors
+    /// If memory of the product carries an error or is missing, or if the library fails, which may
+    /// be temporary.
     pub fn plan(&self, inner: &Inner, server: &mut Server, alignments: [u32; 4]) -> Result<Option<Plan>, ServerError> {
         self.resolved(inner, server, |addresses, _| {
             match Plan::new(inner.handle.0, &self.product, addresses, alignments) {

@@ -152,8 +152,11 @@ struct Held {
 
 impl CublasLt {
     /// Takes the added tensor out of `operands`. `None` if an operand is on another device or has
-    /// another dtype; then `operands` are unchanged. Panics if an operand is missing, or its memory
-    /// does not match the product: there is no other bounds check.
+    /// another dtype; then `operands` are unchanged.
+    ///
+    /// # Panics
+    /// If an operand is missing, or its memory does not match the product: there is no other bounds
+    /// check.
     fn held<const D: usize>(&self, product: &Product, operands: &mut Operands<D>) -> Option<Held> {
         let matrix = |tensor: Tensor<D>, matrix: &Matrix| {
             let tensor = self.memory(tensor)?;

@@ -151,8 +151,10 @@ unsafe impl Send for Plan {}
 
 impl Plan {
     /// Queries the heuristics of the library once. `alignments` are the alignments of `a`, `b`, `c`
-    /// and `d` in bytes. Fails if the library has no algorithm for the product
-    /// (`CUBLAS_STATUS_NOT_SUPPORTED`), or fails.
+    /// and `d` in bytes.
+    ///
+    /// # Errors
+    /// If the library has no algorithm for the product (`CUBLAS_STATUS_NOT_SUPPORTED`), or fails.
     pub fn new(
         handle: sys::cublasLtHandle_t,
         product: &ColumnMajor,
