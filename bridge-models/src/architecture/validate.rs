@@ -105,8 +105,8 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// Checks that each layer with experts beside its dense block has a layer behind it that adds
-    /// their output.
+    /// Checks that a layer with experts beside its dense block is followed by one that adds the
+    /// experts' output.
     fn validate_shortcut(&self) -> Result<(), ModelBuildError> {
         if !self.moe.as_ref().is_some_and(|moe| moe.shortcut) {
             return Ok(());

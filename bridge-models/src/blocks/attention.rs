@@ -545,9 +545,8 @@ impl SelfAttention {
         let (q_bthd, k_btgd, v_btgd) = match (&self.q_layernorm, &self.k_layernorm) {
             _ if !self.makes_keys() => (alone(q_bthd, &self.q_layernorm), k_btgd, v_btgd),
             (Some(of_queries), Some(of_keys)) if self.settings.norm_scope == QkNormScope::Projection => {
-                let normalized = |heads: [Tensor<4>; 2]| {
-                    let mut norms = [of_queries, of_keys].into_iter();
-                    let parts = heads.map(|x_bthd| (norms.next().expect("queries and keys"), x_bthd));
+                let normalized = |[q_bthd, k_btgd]: [Tensor<4>; 2]| {
+                    let parts = [(of_queries, q_bthd), (of_keys, k_btgd)];
                     normalized_over_ranks(parts, self.settings.all_heads, regions)
                 };
                 let heads = [q_bthd, k_btgd];

@@ -39,7 +39,7 @@ pub(crate) struct Branch<'a> {
     pub block: Box<dyn FnOnce(Recomputable<3>) -> BlockOutput<'a> + 'a>,
     /// Norm of the block's output, before it is added.
     pub after: Option<&'a Norm>,
-    /// Factor on the block's output, beside that of all branches.
+    /// Factor on the block's output, besides the factor of all branches.
     pub multiplier: f64,
     /// Key of the dropout mask of the output.
     pub key: Option<DropoutKey>,

@@ -302,6 +302,13 @@ pub(crate) fn write_by_layer_type(config: &DecoderConfig, settings: &mut Map<Str
     }
 }
 
+/// [`write_by_layer_type`] without keys beside the tables: transformers takes them for settings of
+/// all layers, or refuses them.
+pub(crate) fn write_tables(config: &DecoderConfig, settings: &mut Map<String, Value>, form: ByLayerType) {
+    write_by_layer_type(config, settings, form);
+    settings.retain(|key, _| !["rope_scaling", "rope_theta"].contains(&key.as_str()));
+}
+
 /// Writes both forms: transformers 5 reads the table, transformers 4 the separate keys.
 pub(crate) fn write(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let PositionEmbedding::Rope(rope) = &config.position_embedding else { return };

@@ -38,14 +38,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Switch("attention_k_eq_v", |c| &mut c.keys_as_values, false),
     Setting::Keys { read: read_windows, write: windows::write_pattern },
     Setting::Keys { read: read_heads, write: write_heads },
-    Setting::Keys {
-        read: read_rope,
-        write: |c, settings| {
-            rope::write_by_layer_type(c, settings, FORM);
-            // No version of transformers reads keys beside the tables, and 5 refuses them.
-            ["rope_scaling", "rope_theta"].iter().for_each(|key| drop(settings.remove(*key)));
-        },
-    },
+    Setting::Keys { read: read_rope, write: |c, settings| rope::write_tables(c, settings, FORM) },
     Setting::NumberOrNone("final_logit_softcapping", |c| &mut c.logit_softcap, None),
     Setting::Keys { read: read_sharing, write: write_sharing },
     Setting::Keys { read: read_per_layer, write: write_per_layer },

@@ -15,7 +15,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     HEAD_SIZE_128,
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(128_000)),
     Setting::Keys { read: read_layers, write: write_layers },
-    Setting::Keys { read: read_rope, write: write_rope },
+    Setting::Keys { read: read_rope, write: |c, settings| rope::write_tables(c, settings, FORM) },
     Setting::Rows(BLOCKS),
     size_or("conv_L_cache", |c| &mut short_conv(c).kernel, |_, _| Ok(7)),
     Setting::Rows(ATTENTION_BIAS),
@@ -82,10 +82,4 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     FORM.read(&place, config)?;
     pairs::rotates_attention_alone(config);
     Ok(())
-}
-
-/// transformers takes keys beside the tables for those of all layers.
-fn write_rope(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    FORM.write(config, settings);
-    settings.retain(|key, _| !["rope_scaling", "rope_theta"].contains(&key.as_str()));
 }
