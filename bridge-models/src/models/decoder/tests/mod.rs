@@ -262,6 +262,8 @@ pub fn layer_ends() -> [DecoderConfig; 2] {
         layer_scalar: true,
         residual: ResidualConfig { norms: NormPlacement::Sandwich, ..ResidualConfig::default() },
         activation: Activation::GeluTanh,
+        // Norms of tiny vectors are steep without it.
+        norm: NormConfig { epsilon: 0.05, ..llama().norm },
         embedding_multiplier: 4.0,
         ..llama()
     };
