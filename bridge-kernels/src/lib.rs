@@ -4,7 +4,7 @@
 //! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's
 //!   device and documents shapes, and a `reference` made of plain Burn operations, which runs, with
 //!   gradients, on every backend;
-//! - `cpu.rs`: kernels on float32 slices; `flex.rs`: their connection to tensors of the Flex
+//! - `cpu.rs`: kernels on slices of float32, many of bfloat16 too; `flex.rs`: their connection to tensors of the Flex
 //!   backend; `cube.rs`: kernels for GPUs. They exist if they are faster, with a hand-written
 //!   backward, attached to the graph by [`vjp`];
 //! - a file for their shared types: options, states, tables.

@@ -4,11 +4,12 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 #[cfg(feature = "cube")]
 use crate::cube::{Buffer, columns::column_sums};
+use crate::flex::{narrowed_tensor, widened_tensor};
 
 /// To float32, where the dtype is narrower.
 pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     match x.dtype() {
-        DType::F16 | DType::BF16 => x.cast(FloatDType::F32),
+        DType::F16 | DType::BF16 => widened_tensor(&x).unwrap_or_else(|| x.cast(FloatDType::F32)),
         _ => x,
     }
 }
@@ -20,7 +21,11 @@ pub(crate) fn float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 
 /// Back to `dtype` after [`widen`].
 pub(crate) fn narrow<const D: usize>(x: Tensor<D>, dtype: DType) -> Tensor<D> {
-    if x.dtype() == dtype { x } else { x.cast(FloatDType::from(dtype)) }
+    match dtype {
+        _ if x.dtype() == dtype => x,
+        DType::BF16 => narrowed_tensor(&x).unwrap_or_else(|| x.cast(FloatDType::BF16)),
+        _ => x.cast(FloatDType::from(dtype)),
+    }
 }
 
 /// The sum of the rows of `x_nc`, a tensor outside any graph, in float32 and rounded once to

@@ -4,21 +4,25 @@
 use std::fmt;
 use std::sync::Arc;
 
+use burn::backend::Flex;
+use burn::backend::tensor::FloatTensor;
 use burn::tensor::Tensor;
 
-use crate::flex::Values;
+use crate::cpu::element::Element;
+use crate::flex::{Typed, Values};
 
 /// Closure that recomputes the values of a tensor, with the same bits.
 #[derive(Clone)]
-pub struct Recompute(Arc<dyn Fn() -> Values + Send + Sync>);
+pub struct Recompute(Arc<dyn Fn() -> FloatTensor<Flex> + Send + Sync>);
 
 impl Recompute {
-    pub(crate) fn new(make: impl Fn() -> Values + Send + Sync + 'static) -> Self {
-        Self(Arc::new(make))
+    pub(crate) fn new<E: Element>(make: impl Fn() -> Typed<E> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(move || make().0))
     }
 
-    pub(crate) fn make(&self) -> Values {
-        (self.0)()
+    /// The values of a tensor of such elements.
+    pub(crate) fn make<E: Element>(&self) -> Typed<E> {
+        Typed::new((self.0)())
     }
 }
 

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use super::kind::{Activation, GatedUnit};
 use crate::cpu::buffer::filled;
+use crate::cpu::element::Element;
 use crate::cpu::simd::{normal_cdf_pdf, sigmoid, tanh, vectorised};
 
 /// Elements of one task.
@@ -86,42 +87,42 @@ impl Pointwise for SquaredRelu {
 macro_rules! by_kind {
     ($kind:expr, $function:ident($($argument:expr),*)) => {
         match $kind {
-            Activation::Gelu => $function::<Gelu>($($argument),*),
-            Activation::GeluTanh => $function::<GeluTanh>($($argument),*),
-            Activation::Silu => $function::<Silu>($($argument),*),
-            Activation::Relu => $function::<Relu>($($argument),*),
-            Activation::SquaredRelu => $function::<SquaredRelu>($($argument),*),
-            Activation::QuickGelu => $function::<QuickGelu>($($argument),*),
+            Activation::Gelu => $function::<Gelu, _>($($argument),*),
+            Activation::GeluTanh => $function::<GeluTanh, _>($($argument),*),
+            Activation::Silu => $function::<Silu, _>($($argument),*),
+            Activation::Relu => $function::<Relu, _>($($argument),*),
+            Activation::SquaredRelu => $function::<SquaredRelu, _>($($argument),*),
+            Activation::QuickGelu => $function::<QuickGelu, _>($($argument),*),
         }
     };
 }
 
 /// `activation(x)`.
-pub fn forward(x: &[f32], kind: Activation) -> Vec<f32> {
+pub fn forward<E: Element>(x: &[E], kind: Activation) -> Vec<E> {
     by_kind!(kind, map(x))
 }
 
 /// Turns `dy` into the gradient of the input, in place.
-pub fn backward(dy: &mut [f32], x: &[f32], kind: Activation) {
+pub fn backward<E: Element>(dy: &mut [E], x: &[E], kind: Activation) {
     by_kind!(kind, map_backward(dy, x));
 }
 
 /// `activation(gate) * up` for `x [n, 2 f]` whose rows hold `gate` and `up`, both as `unit` limits
 /// them: `[n, f]`.
-pub fn glu(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+pub fn glu<E: Element>(x: &[E], width: usize, unit: GatedUnit) -> Vec<E> {
     by_kind!(unit.activation, glu_of(x, width, unit))
 }
 
 /// Gradient of the input of [`glu`], `[n, 2 f]`, from the gradient `dy [n, f]` of its output.
-pub fn glu_backward(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+pub fn glu_backward<E: Element>(dy: &[E], x: &[E], width: usize, unit: GatedUnit) -> Vec<E> {
     by_kind!(unit.activation, glu_backward_of(dy, x, width, unit))
 }
 
-fn glu_of<P: Pointwise>(x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+fn glu_of<P: Pointwise, E: Element>(x: &[E], width: usize, unit: GatedUnit) -> Vec<E> {
     if unit.is_plain() { gated(x, width, Plain::<P>(PhantomData)) } else { gated(x, width, Limited::<P>::new(unit)) }
 }
 
-fn glu_backward_of<P: Pointwise>(dy: &[f32], x: &[f32], width: usize, unit: GatedUnit) -> Vec<f32> {
+fn glu_backward_of<P: Pointwise, E: Element>(dy: &[E], x: &[E], width: usize, unit: GatedUnit) -> Vec<E> {
     match unit.is_plain() {
         true => gated_backward(dy, x, width, Plain::<P>(PhantomData)),
         false => gated_backward(dy, x, width, Limited::<P>::new(unit)),
@@ -193,17 +194,17 @@ impl<P: Pointwise> Gate for Limited<P> {
     }
 }
 
-fn map<P: Pointwise>(x: &[f32]) -> Vec<f32> {
+fn map<P: Pointwise, E: Element>(x: &[E]) -> Vec<E> {
     filled(x.len(), |y| {
         y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
-            vectorised!(y.iter_mut().zip(x).for_each(|(y, x)| *y = P::at(*x).0));
+            vectorised!(y.iter_mut().zip(x).for_each(|(y, x)| *y = E::narrow(P::at(x.wide()).0)));
         });
     })
 }
 
-fn map_backward<P: Pointwise>(dy: &mut [f32], x: &[f32]) {
+fn map_backward<P: Pointwise, E: Element>(dy: &mut [E], x: &[E]) {
     dy.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(dy, x)| {
-        vectorised!(dy.iter_mut().zip(x).for_each(|(dy, x)| *dy *= P::at(*x).1));
+        vectorised!(dy.iter_mut().zip(x).for_each(|(dy, x)| *dy = E::narrow(dy.wide() * P::at(x.wide()).1)));
     });
 }
 
@@ -212,7 +213,7 @@ fn rows_per_task(width: usize) -> usize {
     (CHUNK / width.max(1)).max(1)
 }
 
-fn gated<G: Gate>(x: &[f32], width: usize, unit: G) -> Vec<f32> {
+fn gated<G: Gate, E: Element>(x: &[E], width: usize, unit: G) -> Vec<E> {
     let rows = rows_per_task(width);
     filled(x.len() / 2, |y| {
         if width == 0 {
@@ -222,14 +223,15 @@ fn gated<G: Gate>(x: &[f32], width: usize, unit: G) -> Vec<f32> {
             vectorised!({
                 for (y, x) in y.chunks_exact_mut(width).zip(x.chunks_exact(2 * width)) {
                     let (gate, up) = x.split_at(width);
-                    y.iter_mut().zip(gate).zip(up).for_each(|((y, gate), up)| *y = unit.value(*gate, *up));
+                    let inputs = gate.iter().zip(up);
+                    y.iter_mut().zip(inputs).for_each(|(y, (g, u))| *y = E::narrow(unit.value(g.wide(), u.wide())));
                 }
             });
         });
     })
 }
 
-fn gated_backward<G: Gate>(dy: &[f32], x: &[f32], width: usize, unit: G) -> Vec<f32> {
+fn gated_backward<G: Gate, E: Element>(dy: &[E], x: &[E], width: usize, unit: G) -> Vec<E> {
     let rows = rows_per_task(width);
     filled(x.len(), |dx| {
         if width == 0 {
@@ -255,7 +257,7 @@ const BLOCK: usize = 16;
 
 /// The gradients of the halves of a row, all of one length.
 #[inline(always)]
-fn gradients_of_row<G: Gate>(unit: &G, dgate: &mut [f32], dup: &mut [f32], gate: &[f32], up: &[f32], dy: &[f32]) {
+fn gradients_of_row<G: Gate, E: Element>(unit: &G, dgate: &mut [E], dup: &mut [E], gate: &[E], up: &[E], dy: &[E]) {
     let ((dgates, dgate_rest), (dups, dup_rest)) = (dgate.as_chunks_mut::<BLOCK>(), dup.as_chunks_mut::<BLOCK>());
     let ((gates, gate_rest), (ups, up_rest), (dys, dy_rest)) =
         (gate.as_chunks::<BLOCK>(), up.as_chunks::<BLOCK>(), dy.as_chunks::<BLOCK>());
@@ -263,13 +265,14 @@ fn gradients_of_row<G: Gate>(unit: &G, dgate: &mut [f32], dup: &mut [f32], gate:
     for ((dgate, dup), ((gate, up), dy)) in dgates.iter_mut().zip(dups).zip(inputs) {
         let (mut gate_gradients, mut up_gradients) = ([0.0; BLOCK], [0.0; BLOCK]);
         for i in 0..BLOCK {
-            (gate_gradients[i], up_gradients[i]) = unit.gradients(dy[i], gate[i], up[i]);
+            (gate_gradients[i], up_gradients[i]) = unit.gradients(dy[i].wide(), gate[i].wide(), up[i].wide());
         }
-        (*dgate, *dup) = (gate_gradients, up_gradients);
+        (*dgate, *dup) = (gate_gradients.map(E::narrow), up_gradients.map(E::narrow));
     }
     let inputs = gate_rest.iter().zip(up_rest).zip(dy_rest);
     for ((dgate, dup), ((gate, up), dy)) in dgate_rest.iter_mut().zip(dup_rest).zip(inputs) {
-        (*dgate, *dup) = unit.gradients(*dy, *gate, *up);
+        let (g, u) = unit.gradients(dy.wide(), gate.wide(), up.wide());
+        (*dgate, *dup) = (E::narrow(g), E::narrow(u));
     }
 }
 

@@ -4,18 +4,21 @@ use burn::tensor::Tensor;
 
 use super::cpu as kernel;
 use super::kind::{Activation, GatedUnit};
-use crate::flex::{Values, attach_one, gradient, tensor};
+use crate::cpu::element::Element;
+#[cfg(any(test, feature = "cuda"))]
+use crate::flex::Values;
+use crate::flex::{Typed, attach_one, gradient, tensor};
 use crate::recomputable::{Recomputable, Recompute};
 
 /// See [`crate::activation_recomputable`].
-pub(crate) fn activation<const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Recomputable<D>> {
+pub(crate) fn activation<E: Element, const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Recomputable<D>> {
     let dims = x.dims();
-    let values = Values::contiguous_of(x)?;
+    let values = Typed::<E>::contiguous_of(x)?;
     let y = tensor(kernel::forward(values.slice(), kind), dims);
     let kept = values.clone();
-    let recompute = Recompute::new(move || Values::from_vec(kernel::forward(kept.slice(), kind), dims));
+    let recompute = Recompute::new(move || Typed::from_vec(kernel::forward(kept.slice(), kind), dims));
     let values = values.kept();
-    let tensor = attach_one(y, x.clone(), move |dy| {
+    let tensor = attach_one(y, x.clone(), move |dy: Typed<E>| {
         let mut dx = dy.into_vec();
         kernel::backward(&mut dx, values.values().slice(), kind);
         gradient(dx, dims)
@@ -32,15 +35,15 @@ pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: &Tensor<D>, 
 }
 
 /// See [`crate::glu_recomputable`].
-pub(crate) fn glu(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>> {
+pub(crate) fn glu<E: Element>(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>> {
     let dims = x_bt2f.dims();
     let [b, t, width] = [dims[0], dims[1], dims[2] / 2];
-    let values = Values::contiguous_of(x_bt2f)?;
+    let values = Typed::<E>::contiguous_of(x_bt2f)?;
     let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
     let kept = values.clone();
-    let recompute = Recompute::new(move || Values::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
+    let recompute = Recompute::new(move || Typed::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
     let values = values.kept();
-    let tensor = attach_one(y, x_bt2f.clone(), move |dy| {
+    let tensor = attach_one(y, x_bt2f.clone(), move |dy: Typed<E>| {
         gradient(kernel::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
     });
     Some(Recomputable { tensor, recompute: Some(recompute) })

@@ -12,6 +12,7 @@ use burn::tensor::{Tensor, activation as burn_activation};
 pub use kind::{Activation, FeedForwardUnit, GatedUnit};
 pub use xielu::{XieluParameters, xielu};
 
+use crate::flex::by_element;
 use crate::precision::{narrow, widen};
 use crate::recomputable::Recomputable;
 
@@ -29,7 +30,7 @@ pub fn activation_recomputable<const D: usize>(x: Tensor<D>, kind: Activation) -
     if let Some(y) = cube::activation(&x, kind) {
         return y.into();
     }
-    flex::activation(&x, kind).unwrap_or_else(|| reference(x, kind).into())
+    by_element!(x, E => flex::activation::<E, D>(&x, kind)).unwrap_or_else(|| reference(x, kind).into())
 }
 
 /// The gradient of [`activation`]'s input from that of its output and the input, without a graph.
@@ -68,7 +69,7 @@ pub fn glu_recomputable(x_bt2f: Tensor<3>, unit: impl Into<GatedUnit>) -> Recomp
     if let Some(y) = cube::glu(&x_bt2f, unit) {
         return y.into();
     }
-    flex::glu(&x_bt2f, unit).unwrap_or_else(|| glu_reference(x_bt2f, unit).into())
+    by_element!(x_bt2f, E => flex::glu::<E>(&x_bt2f, unit)).unwrap_or_else(|| glu_reference(x_bt2f, unit).into())
 }
 
 /// [`activation`] in plain Burn operations; in float32 whatever the input's dtype, and rounded

@@ -13,6 +13,7 @@ use super::choice::KeyChoice;
 use super::heads::Heads;
 use super::max_logit::MaxLogitProbe;
 use crate::cpu::buffer::{Shared, filled};
+use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, max, tanh, vectorised};
 use crate::dropout::cpu::Mask;
@@ -61,9 +62,9 @@ pub struct Attention<'a> {
 }
 
 /// Output of the forward.
-pub struct Attended {
+pub struct Attended<E> {
     /// `[b, t, h, width]`.
-    pub out: Vec<f32>,
+    pub out: Vec<E>,
     /// Log-sum-exp of the scores and the sink, `[b, h, t]`.
     pub log_sum_exp: Vec<f32>,
 }
@@ -133,7 +134,7 @@ impl Attention<'_> {
 }
 
 /// Attention of `q [b, t, h, d]` over `k [b, s, g, d]` and `v [b, s, g, width]`.
-pub fn forward(q: Heads<'_>, k: Heads<'_>, v: Heads<'_>, attention: Attention<'_>) -> Attended {
+pub fn forward<E: Element>(q: Heads<'_, E>, k: Heads<'_, E>, v: Heads<'_, E>, attention: Attention<'_>) -> Attended<E> {
     let Attention { b, t, h, d, width, .. } = attention;
     let block = attention.block();
     let blocks = t.div_ceil(block);

@@ -7,35 +7,36 @@ use rayon::prelude::*;
 use super::cpu::{Attention, within};
 use super::heads::{HeadStrides, Heads, HeadsMut};
 use crate::cpu::buffer::{Shared, filled};
+use crate::cpu::element::{Element, narrow_into};
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{dot, exp_or_zero, tanh, vectorised};
 
 /// Inputs and results of the forward, and the gradient of its output.
 #[derive(Clone, Copy)]
-pub struct Saved<'a> {
+pub struct Saved<'a, E> {
     /// `[b, t, h, d]`.
-    pub q: Heads<'a>,
+    pub q: Heads<'a, E>,
     /// `[b, s, g, d]`.
-    pub k: Heads<'a>,
+    pub k: Heads<'a, E>,
     /// `[b, s, g, width]`.
-    pub v: Heads<'a>,
+    pub v: Heads<'a, E>,
     /// `[b, t, h, width]`.
-    pub out: Heads<'a>,
+    pub out: Heads<'a, E>,
     /// `[b, h, t]`.
     pub log_sum_exp: &'a [f32],
     /// Gradient of the output, `[b, t, h, width]`.
-    pub d_out: Heads<'a>,
+    pub d_out: Heads<'a, E>,
 }
 
 /// Outputs for the gradients. All elements are written.
 #[derive(Clone, Copy)]
-pub struct Targets<'a> {
+pub struct Targets<'a, E, K = E> {
     /// `[b, t, h, d]`.
-    pub q: HeadsMut<'a>,
+    pub q: HeadsMut<'a, E>,
     /// `[b, s, g, d]`.
-    pub k: HeadsMut<'a>,
+    pub k: HeadsMut<'a, K>,
     /// `[b, s, g, width]`.
-    pub v: HeadsMut<'a>,
+    pub v: HeadsMut<'a, K>,
 }
 
 /// Room for one block's scores, their gradients and dropout factors, and for the gradients of one
@@ -54,31 +55,32 @@ struct Scratch {
 ///
 /// Query heads that share a key each form its gradient for themselves, `[b, h, s, d + width]` in
 /// all; these are then added in the order of the heads, independent of the assignment to threads.
-pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
+pub fn backward<E: Element>(saved: Saved<'_, E>, attention: Attention<'_>, targets: Targets<'_, E>) {
     let Attention { b, s, h, g, d, width, .. } = attention;
     if h == g {
         return all_heads(saved, attention, targets);
     }
     let rows = b * h * s;
-    filled(rows * (d + width), |terms| {
+    filled(rows * (d + width), |terms: &mut [f32]| {
         let strides = |size| HeadStrides::even([h * s * size, size, s * size]);
         let data = Shared::new(terms);
         let k = HeadsMut { data, offset: 0, strides: strides(d) };
         let v = HeadsMut { data, offset: rows * d, strides: strides(width) };
         all_heads(saved, attention, Targets { q: targets.q, k, v });
-        (0..b * s).into_par_iter().with_min_len(SUMMED_TOKENS).for_each(|token| {
+        (0..b * s).into_par_iter().with_min_len(SUMMED_TOKENS).for_each_init(Vec::new, |total, token| {
             let (batch, token) = (token / s, token % s);
             for (terms, sum, d) in [(k, targets.k, d), (v, targets.v, width)] {
                 for group in 0..g {
-                    // SAFETY: this token's gradients belong to this task alone, and the terms are
-                    // complete.
-                    let sum = unsafe { sum.row(batch, group, token, d) };
-                    sum.fill(0.0);
+                    total.clear();
+                    total.resize(d, 0.0);
                     for head in group * (h / g)..(group + 1) * (h / g) {
-                        // SAFETY: as above.
+                        // SAFETY: this token's gradients belong to this task alone, and the terms
+                        // are complete.
                         let term = unsafe { terms.row(batch, head, token, d) };
-                        sum.iter_mut().zip(term).for_each(|(sum, term)| *sum += *term);
+                        total.iter_mut().zip(term).for_each(|(total, term)| *total += *term);
                     }
+                    // SAFETY: as above.
+                    narrow_into(unsafe { sum.row(batch, group, token, d) }, total);
                 }
             }
         });
@@ -87,7 +89,7 @@ pub fn backward(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>
 
 /// Gradients of the sinks, `[h]`: a sink has no value, so its probability only lowers the
 /// probabilities of keys.
-pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
+pub fn sink_gradients<E: Element>(saved: Saved<'_, E>, attention: Attention<'_>) -> Vec<f32> {
     let Attention { b, t, h, width, .. } = attention;
     let of_head = |head: usize| {
         let of_query = |batch: usize, query: usize| {
@@ -106,7 +108,7 @@ pub fn sink_gradients(saved: Saved<'_>, attention: Attention<'_>) -> Vec<f32> {
 const SUMMED_TOKENS: usize = 32;
 
 /// The gradients of all query heads; `targets.k` and `targets.v` have one head for each.
-fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
+fn all_heads<E: Element, K: Element>(saved: Saved<'_, E>, attention: Attention<'_>, targets: Targets<'_, E, K>) {
     let Attention { b, t, s, h, d, width, .. } = attention;
     (0..b * h).into_par_iter().with_max_len(1).for_each_init(Scratch::default, |scratch, task| {
         let (batch, head) = (task / h, task % h);
@@ -123,17 +125,17 @@ fn all_heads(saved: Saved<'_>, attention: Attention<'_>, targets: Targets<'_>) {
         for (sums, target, d) in [(&scratch.k, targets.k, d), (&scratch.v, targets.v, width)] {
             for (token, sum) in sums.chunks_exact(d.max(1)).enumerate() {
                 // SAFETY: as above.
-                unsafe { target.row(batch, head, token, d) }.copy_from_slice(sum);
+                narrow_into(unsafe { target.row(batch, head, token, d) }, sum);
             }
         }
     });
 }
 
 /// One block of queries of one head. Gradients of keys and values are added to those in `scratch`.
-fn block(
-    saved: Saved<'_>,
+fn block<E: Element>(
+    saved: Saved<'_, E>,
     attention: Attention<'_>,
-    dq: MatrixMut<'_>,
+    dq: MatrixMut<'_, E>,
     scratch: &mut Scratch,
     batch: usize,
     head: usize,
@@ -177,11 +179,11 @@ struct BlockPosition<'a> {
 /// From scores and the gradients of the probabilities after dropout to those probabilities (in `p`)
 /// and the gradients of the scores (in `dp`).
 #[inline(always)]
-fn score_gradients(
+fn score_gradients<E: Element>(
     p: &mut [f32],
     dp: &mut [f32],
     factors: &mut [f32],
-    saved: Saved<'_>,
+    saved: Saved<'_, E>,
     attention: Attention<'_>,
     position: BlockPosition<'_>,
 ) {

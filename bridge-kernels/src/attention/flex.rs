@@ -1,14 +1,15 @@
 //! Attention on Flex, of separate queries, keys and values.
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::cpu::{Attended, Attention, forward};
 use super::cpu_backward::{Saved, Targets, backward, sink_gradients};
 use super::heads::{HeadStrides, Heads, HeadsMut};
 use super::options::AttentionOptions;
 use crate::cpu::buffer::{Shared, all_filled};
+use crate::cpu::element::Element;
 use crate::dropout::cpu::Mask;
-use crate::flex::{KeptValues, Values, gradient, optional_integers, tensor, tracked};
+use crate::flex::{KeptValues, Typed, Values, gradient, optional_integers, rounded_gradient, tensor, tracked};
 use crate::vjp;
 
 /// Shapes and options, without the documents and the sinks.
@@ -23,19 +24,20 @@ pub(crate) fn problem(
     Attention { b, t, s, h, g, d, width, scale, window, softcap, dropout, documents, choice, sinks, probe }
 }
 
-pub(crate) fn attention(
+pub(crate) fn attention<E: Element>(
     q_bthd: &Tensor<4>,
     k_bsgd: &Tensor<4>,
     v_bsgd: &Tensor<4>,
     options: &AttentionOptions,
 ) -> Option<Tensor<4>> {
     let ([b, t, h, d], [_, s, g, width]) = (q_bthd.dims(), v_bsgd.dims());
-    let (q, k, v) = (head_values(q_bthd)?, head_values(k_bsgd)?, head_values(v_bsgd)?);
+    let (q, k, v) = (head_values::<E>(q_bthd)?, head_values::<E>(k_bsgd)?, head_values::<E>(v_bsgd)?);
     if b * t * h * d * width == 0 {
         return None;
     }
     let documents = optional_integers(options.document_ids.as_ref())?;
-    let sinks = Values::of_optional(options.sinks_h.as_ref())?;
+    let sinks = Values::optional_widened_of(options.sinks_h.as_ref())?;
+    let sinks_dtype = options.sinks_h.as_ref().map_or(DType::F32, Tensor::dtype);
     let problem = problem([b, t, s], [h, g, d, width], options);
     let varying = Attention {
         documents: documents.as_deref(),
@@ -46,14 +48,14 @@ pub(crate) fn attention(
     };
     let Attended { out, log_sum_exp } = forward(heads(&q), heads(&k), heads(&v), varying);
     let out = tensor(out, [b, t, h, width]);
-    let saved_out = Values::from_tensor(&out)?;
+    let saved_out = Typed::from_tensor(&out)?;
     let mut inputs = tracked![q_bthd, k_bsgd, v_bsgd];
     inputs.extend(options.sinks_h.clone().map(Tensor::into_dispatch));
-    let kept = [q, k, v, saved_out].map(Values::kept);
+    let kept = [q, k, v, saved_out].map(Typed::kept);
     let choice = options.choice.clone();
     Some(vjp::attach_some(out, inputs, move |d_out: Tensor<4>| {
         let [q, k, v, saved_out] = kept.map(KeptValues::values);
-        let d_out = Values::from_gradient(d_out);
+        let d_out = Typed::<E>::from_gradient(d_out);
         let (q, k, v) = (heads(&q), heads(&k), heads(&v));
         let sinks = sinks.as_ref().map(Values::slice);
         let attention = Attention { documents: documents.as_deref(), choice: choice.as_ref(), sinks, ..problem };
@@ -69,19 +71,19 @@ pub(crate) fn attention(
         });
         let mut gradients =
             vec![gradient(dq, [b, t, h, d]), gradient(dk, [b, s, g, d]), gradient(dv, [b, s, g, width])];
-        gradients.extend(sinks.map(|_| gradient(sink_gradients(saved, attention), [h])));
+        gradients.extend(sinks.map(|_| rounded_gradient(sink_gradients(saved, attention), [h], sinks_dtype)));
         gradients
     }))
 }
 
 /// A tensor whose heads are contiguous rows; slices of a wider projection are used as they are.
-fn head_values(x: &Tensor<4>) -> Option<Values> {
-    let values = Values::from_tensor(x)?;
+fn head_values<E: Element>(x: &Tensor<4>) -> Option<Typed<E>> {
+    let values = Typed::from_tensor(x)?;
     let direct = values.strided().is_some_and(|(_, strides)| strides[3] == 1 || x.dims()[3] == 1);
     Some(if direct { values } else { values.contiguous() })
 }
 
-pub(crate) fn heads(values: &Values) -> Heads<'_> {
+pub(crate) fn heads<E: Element>(values: &Typed<E>) -> Heads<'_, E> {
     let (data, strides) = values.strided().expect("flipped views were copied");
     Heads { data, strides: HeadStrides::even([strides[0], strides[1], strides[2]]) }
 }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::cpu::buffer::Shared;
+use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut};
 
 /// Strides, in elements, of heads whose own elements are adjacent.
@@ -40,16 +41,16 @@ impl HeadStrides {
 
 /// Heads that are read.
 #[derive(Clone, Copy)]
-pub struct Heads<'a> {
+pub struct Heads<'a, E = f32> {
     /// From the first head's first element on.
-    pub data: &'a [f32],
+    pub data: &'a [E],
     /// Strides of the heads.
     pub strides: HeadStrides,
 }
 
-impl<'a> Heads<'a> {
+impl<'a, E: Element> Heads<'a, E> {
     /// Tokens `tokens` of one head of one sequence: a matrix `[tokens, d]`.
-    pub fn matrix(self, batch: usize, head: usize, tokens: Range<usize>, d: usize) -> Matrix<'a> {
+    pub fn matrix(self, batch: usize, head: usize, tokens: Range<usize>, d: usize) -> Matrix<'a, E> {
         let start = self.strides.start(batch, head, tokens.start);
         let data = if tokens.is_empty() { &[] } else { &self.data[start..] };
         Matrix::strided(data, tokens.len(), d, self.strides.token, 1)
@@ -57,28 +58,28 @@ impl<'a> Heads<'a> {
 
     /// One token of one head.
     #[inline(always)]
-    pub fn row(self, batch: usize, head: usize, token: usize, d: usize) -> &'a [f32] {
+    pub fn row(self, batch: usize, head: usize, token: usize, d: usize) -> &'a [E] {
         &self.data[self.strides.start(batch, head, token)..][..d]
     }
 }
 
 /// Heads that several tasks write, each its own.
 #[derive(Clone, Copy)]
-pub struct HeadsMut<'a> {
+pub struct HeadsMut<'a, E = f32> {
     /// Memory that contains the heads.
-    pub data: Shared<'a>,
+    pub data: Shared<'a, E>,
     /// The first head's first element.
     pub offset: usize,
     /// Strides of the heads.
     pub strides: HeadStrides,
 }
 
-impl<'a> HeadsMut<'a> {
+impl<'a, E: Element> HeadsMut<'a, E> {
     /// Tokens `tokens` of one head of one sequence: a matrix `[tokens, d]`.
     ///
     /// # Safety
     /// No other task may touch them at the same time.
-    pub unsafe fn matrix(self, batch: usize, head: usize, tokens: Range<usize>, d: usize) -> MatrixMut<'a> {
+    pub unsafe fn matrix(self, batch: usize, head: usize, tokens: Range<usize>, d: usize) -> MatrixMut<'a, E> {
         let start = self.offset + self.strides.start(batch, head, tokens.start);
         // SAFETY: as this function's.
         unsafe { MatrixMut::shared(self.data, start, tokens.len(), d, self.strides.token) }
@@ -89,7 +90,7 @@ impl<'a> HeadsMut<'a> {
     /// # Safety
     /// No other task may touch it at the same time, nor may there be another reference to it.
     #[inline(always)]
-    pub unsafe fn row(self, batch: usize, head: usize, token: usize, d: usize) -> &'a mut [f32] {
+    pub unsafe fn row(self, batch: usize, head: usize, token: usize, d: usize) -> &'a mut [E] {
         // SAFETY: as this function's.
         unsafe { self.data.part(self.offset + self.strides.start(batch, head, token), d) }
     }

@@ -31,6 +31,7 @@ pub use options::AttentionOptions;
 pub use parts::workspace_bytes_on_gpu;
 
 use crate::dropout::dropout;
+use crate::flex::by_element;
 use crate::precision::{narrow, widen};
 
 /// Causal attention. Query `i` has position `s - t + i`, so with a KV cache the queries are the
@@ -57,7 +58,8 @@ pub fn attention(q_bthd: Tensor<4>, k_bsgd: Tensor<4>, v_bsgd: Tensor<4>, option
             return out;
         }
     }
-    flex::attention(&q_bthd, &k_bsgd, &v_bsgd, options).unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
+    by_element!(q_bthd, E => flex::attention::<E>(&q_bthd, &k_bsgd, &v_bsgd, options))
+        .unwrap_or_else(|| reference(q_bthd, k_bsgd, v_bsgd, options))
 }
 
 /// Bytes that one thread of the fused kernel works in, in the backward, for `t` queries, `s` keys

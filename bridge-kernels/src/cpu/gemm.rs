@@ -1,17 +1,20 @@
-//! Matrix products on strided views, by the `gemm` crate.
+//! Matrix products on strided views: of float32 by the `gemm` crate, with bfloat16 by [`super::bf16`].
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use burn::tensor::DType;
 use gemm::Parallelism;
 use rayon::prelude::*;
 
+use super::bf16;
 use super::buffer::{Shared, filled};
+use super::element::Element;
 
 /// A matrix somewhere in a slice.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix<'a> {
-    data: &'a [f32],
+pub struct Matrix<'a, E = f32> {
+    data: &'a [E],
     rows: usize,
     cols: usize,
     row_stride: usize,
@@ -23,9 +26,9 @@ fn span(rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> usize
     if rows == 0 || cols == 0 { 0 } else { (rows - 1) * row_stride + (cols - 1) * col_stride + 1 }
 }
 
-impl<'a> Matrix<'a> {
+impl<'a, E: Element> Matrix<'a, E> {
     /// A contiguous row-major matrix.
-    pub fn new(data: &'a [f32], rows: usize, cols: usize) -> Self {
+    pub fn new(data: &'a [E], rows: usize, cols: usize) -> Self {
         Self::strided(data, rows, cols, cols, 1)
     }
 
@@ -33,7 +36,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Panics
     /// If it does not fit the slice.
-    pub fn strided(data: &'a [f32], rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> Self {
+    pub fn strided(data: &'a [E], rows: usize, cols: usize, row_stride: usize, col_stride: usize) -> Self {
         let needed = span(rows, cols, row_stride, col_stride);
         assert!(needed <= data.len(), "a {rows} x {cols} matrix spans {needed} elements, the slice has {}", data.len());
         Self { data, rows, cols, row_stride, col_stride }
@@ -60,6 +63,34 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
+    /// Elements from one row to the next, and from one column to the next.
+    pub fn strides(&self) -> [usize; 2] {
+        [self.row_stride, self.col_stride]
+    }
+
+    /// The first element.
+    pub fn as_ptr(&self) -> *const E {
+        self.data.as_ptr()
+    }
+
+    /// Everything from the first element on.
+    pub fn data(&self) -> &'a [E] {
+        self.data
+    }
+
+    /// A row whose elements are adjacent.
+    pub fn row(&self, row: usize) -> &'a [E] {
+        assert!(self.col_stride == 1 || self.cols <= 1, "the elements of a row are adjacent");
+        &self.data[row * self.row_stride..][..self.cols]
+    }
+
+    /// The same matrix of float32, if it is one.
+    pub fn wide(self) -> Option<Matrix<'a>> {
+        let Self { data, rows, cols, row_stride, col_stride } = self;
+        let is_wide = E::DTYPE == DType::F32;
+        is_wide.then(|| Matrix { data: bytemuck::cast_slice(data), rows, cols, row_stride, col_stride })
+    }
+
     /// Columns `start .. start + count`.
     pub fn col_range(self, start: usize, count: usize) -> Self {
         self.t().row_range(start, count).t()
@@ -74,23 +105,55 @@ impl<'a> Matrix<'a> {
 
 /// A matrix to be written: rows `row_stride` apart, columns adjacent.
 #[derive(Debug)]
-pub struct MatrixMut<'a> {
-    start: *mut f32,
+pub struct MatrixMut<'a, E = f32> {
+    start: *mut E,
     rows: usize,
     cols: usize,
     row_stride: usize,
-    data: PhantomData<&'a mut [f32]>,
+    data: PhantomData<&'a mut [E]>,
 }
 
-// SAFETY: it is a `&mut [f32]` with gaps; parts are only handed out by `block`, whose callers keep
+// SAFETY: it is a `&mut [E]` with gaps; parts are only handed out by `block`, whose callers keep
 // them apart.
-unsafe impl Sync for MatrixMut<'_> {}
+unsafe impl<E: Element> Sync for MatrixMut<'_, E> {}
 
-impl<'a> MatrixMut<'a> {
+impl<'a, E: Element> MatrixMut<'a, E> {
     /// A contiguous row-major matrix.
-    pub fn new(data: &'a mut [f32], rows: usize, cols: usize) -> Self {
+    pub fn new(data: &'a mut [E], rows: usize, cols: usize) -> Self {
         assert!(rows * cols <= data.len(), "a {rows} x {cols} matrix does not fit {} elements", data.len());
         Self { start: data.as_mut_ptr(), rows, cols, row_stride: cols, data: PhantomData }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Place of an element, and the elements from one row to the next.
+    pub fn start(&self, row: usize, column: usize) -> (*mut E, usize) {
+        assert!(row < self.rows.max(1) && column < self.cols.max(1), "element {row}, {column} lies outside");
+        (self.start.wrapping_add(row * self.row_stride + column), self.row_stride)
+    }
+
+    /// The elements of a row.
+    ///
+    /// # Safety
+    /// There may be no other reference to them.
+    pub unsafe fn row(&self, row: usize) -> &'a mut [E] {
+        let (start, _) = self.start(row, 0);
+        // SAFETY: the row lies in the slice that the matrix was made of.
+        unsafe { std::slice::from_raw_parts_mut(start, self.cols) }
+    }
+
+    /// The same matrix of float32, if it is one.
+    pub fn wide(&self) -> Option<MatrixMut<'a>> {
+        let Self { start, rows, cols, row_stride, .. } = *self;
+        (E::DTYPE == DType::F32).then(|| MatrixMut { start: start.cast(), rows, cols, row_stride, data: PhantomData })
     }
 
     /// The block of these rows and columns, which must lie inside.
@@ -107,7 +170,7 @@ impl<'a> MatrixMut<'a> {
     ///
     /// # Safety
     /// No other task may touch the block's elements at the same time.
-    pub unsafe fn shared(data: Shared<'a>, start: usize, rows: usize, cols: usize, row_stride: usize) -> Self {
+    pub unsafe fn shared(data: Shared<'a, E>, start: usize, rows: usize, cols: usize, row_stride: usize) -> Self {
         assert!(cols <= row_stride || rows <= 1, "rows of {cols} overlap at a stride of {row_stride}");
         let start = data.block(start, start + span(rows, cols, row_stride, 1));
         Self { start, rows, cols, row_stride, data: PhantomData }
@@ -133,7 +196,7 @@ pub enum Threads {
 }
 
 /// Below this many multiply-adds a product stays on one thread.
-const PARALLEL_WORK: usize = 96 * 96 * 96;
+pub(super) const PARALLEL_WORK: usize = 96 * 96 * 96;
 
 /// Rows and columns of the smallest piece that a thread is given, see [`smallest`].
 const MIN_PIECE: (usize, usize) = (96, 128);
@@ -178,29 +241,49 @@ fn cut(len: usize, unit: usize, piece: usize, pieces: usize) -> usize {
 ///
 /// Every element is summed in the same order on any number of threads: only rows and columns are
 /// divided between them. Panics if the shapes do not fit.
-pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) {
-    let (m, n, k) = (a.rows, b.cols, a.cols);
+pub fn gemm<A: Element, B: Element, O: Element>(
+    out: MatrixMut<'_, O>,
+    output: Output,
+    scale: f32,
+    a: Matrix<'_, A>,
+    b: Matrix<'_, B>,
+    threads: Threads,
+) {
+    let (m, n) = (a.rows, b.cols);
     assert!(
-        out.rows == m && out.cols == n && b.rows == k,
-        "product of {m} x {k} and {} x {n} into {} x {}",
+        out.rows == m && out.cols == n && b.rows == a.cols,
+        "product of {m} x {} and {} x {n} into {} x {}",
+        a.cols,
         b.rows,
         out.rows,
         out.cols
     );
+    match (out.wide(), a.wide(), b.wide()) {
+        (Some(out), Some(a), Some(b)) => wide(&out, output, scale, a, b, threads),
+        _ => bf16::product(out, output, bf16::Factors { scale, ..bf16::Factors::new(a, b) }, threads),
+    }
+}
+
+/// [`gemm()`] of float32, of operands that fit.
+pub(super) fn wide(out: &MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) {
+    let (m, n, k) = (a.rows, b.cols, a.cols);
     let (rows, cols) = match threads {
         Threads::All if m * n * k >= PARALLEL_WORK => pieces(&a, &b, rayon::current_num_threads()),
         _ => (1, 1),
     };
+    let product = |rows: Range<usize>, cols: Range<usize>| {
+        // SAFETY: pieces do not overlap.
+        let block = unsafe { out.block(rows.clone(), cols.clone()) };
+        product(block, output, scale, a.row_range(rows.start, rows.len()), b.col_range(cols.start, cols.len()));
+    };
     if rows * cols == 1 {
-        return product(out, output, scale, a, b);
+        return product(0..m, 0..n);
     }
     (0..rows * cols).into_par_iter().with_max_len(1).for_each(|piece| {
         let (row, col) = (piece / cols, piece % cols);
         let (top, bottom) = (cut(m, PIECE_UNIT.0, row, rows), cut(m, PIECE_UNIT.0, row + 1, rows));
         let (left, right) = (cut(n, PIECE_UNIT.1, col, cols), cut(n, PIECE_UNIT.1, col + 1, cols));
-        // SAFETY: pieces do not overlap.
-        let block = unsafe { out.block(top..bottom, left..right) };
-        product(block, output, scale, a.row_range(top, bottom - top), b.col_range(left, right - left));
+        product(top..bottom, left..right);
     });
 }
 
@@ -208,7 +291,12 @@ pub fn gemm(out: MatrixMut<'_>, output: Output, scale: f32, a: Matrix<'_>, b: Ma
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn multiplied(scale: f32, a: Matrix<'_>, b: Matrix<'_>, threads: Threads) -> Vec<f32> {
+pub fn multiplied<A: Element, B: Element, O: Element>(
+    scale: f32,
+    a: Matrix<'_, A>,
+    b: Matrix<'_, B>,
+    threads: Threads,
+) -> Vec<O> {
     filled(a.rows * b.cols, |out| gemm(MatrixMut::new(out, a.rows, b.cols), Output::Set, scale, a, b, threads))
 }
 

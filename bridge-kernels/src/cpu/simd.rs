@@ -1,6 +1,8 @@
 //! Run-time dispatch to the vector extensions, and float32 functions written so that loops over
 //! them vectorise.
 
+use super::element::Element;
+
 /// Evaluates an expression compiled for the widest vector extension of this machine: AVX-512, or
 /// AVX2 with FMA, or the target's baseline, such as NEON on AArch64.
 ///
@@ -62,29 +64,29 @@ pub fn tree_sum(lanes: [f32; LANES]) -> f32 {
 
 /// Sum of `f(a[i], b[i])`.
 #[inline(always)]
-pub fn sum_map2(a: &[f32], b: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+pub fn sum_map2<A: Element, B: Element>(a: &[A], b: &[B], f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut lanes = [0.0; LANES];
     let ((a_blocks, a_rest), (b_blocks, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (x, y) in a_blocks.iter().zip(b_blocks) {
         for i in 0..LANES {
-            lanes[i] += f(x[i], y[i]);
+            lanes[i] += f(x[i].wide(), y[i].wide());
         }
     }
     for (lane, (x, y)) in lanes.iter_mut().zip(a_rest.iter().zip(b_rest)) {
-        *lane += f(*x, *y);
+        *lane += f(x.wide(), y.wide());
     }
     tree_sum(lanes)
 }
 
 /// Sum of `a[i] * b[i]`.
 #[inline(always)]
-pub fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub fn dot<A: Element, B: Element>(a: &[A], b: &[B]) -> f32 {
     sum_map2(a, b, |x, y| x * y)
 }
 
 /// Sum of `f(a[i])`.
 #[inline(always)]
-pub fn sum_map(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+pub fn sum_map<E: Element>(a: &[E], f: impl Fn(f32) -> f32) -> f32 {
     sum_map2(a, a, |x, _| f(x))
 }
 

@@ -80,16 +80,16 @@ fn products_read_and_write_strided_blocks() {
         MatrixMut::new(&mut none, 1, 2),
         Output::Set,
         1.0,
-        Matrix::new(&[], 1, 0),
-        Matrix::new(&[], 0, 2),
+        Matrix::<f32>::new(&[], 1, 0),
+        Matrix::<f32>::new(&[], 0, 2),
         Threads::All,
     );
     assert_eq!(none, [0.0, 0.0]);
     gemm(
-        MatrixMut::new(&mut [], 0, 2),
+        MatrixMut::<f32>::new(&mut [], 0, 2),
         Output::Set,
         1.0,
-        Matrix::new(&[], 0, 5),
+        Matrix::<f32>::new(&[], 0, 5),
         Matrix::new(&b[..10], 5, 2),
         Threads::All,
     );

@@ -10,20 +10,21 @@ use super::chunks::chunk_rows;
 use super::options::CrossEntropyOptions;
 use crate::activation::cpu::softcap_in_place;
 use crate::cpu::buffer::filled;
+use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm};
 use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::quantized::{QuantizedMatrix, cpu as quantized};
 
 /// The output projection `[v, c]`.
 #[derive(Clone, Copy)]
-pub enum Projection<'a> {
-    /// A float32 matrix.
-    Whole(Matrix<'a>),
-    /// Held quantised, without a gradient.
+pub enum Projection<'a, E = f32> {
+    /// A matrix.
+    Whole(Matrix<'a, E>),
+    /// Held quantised, without a gradient: for float32 only.
     Quantized(&'a QuantizedMatrix),
 }
 
-impl Projection<'_> {
+impl<E: Element> Projection<'_, E> {
     /// Rows: the vocabulary.
     pub fn rows(self) -> usize {
         match self {
@@ -33,13 +34,16 @@ impl Projection<'_> {
     }
 
     /// `[n, v]` of `x [n, c]`.
-    fn logits(self, x: Matrix<'_>, logits: &mut [f32]) {
+    fn logits(self, x: Matrix<'_, E>, logits: &mut [f32]) {
         match self {
             Self::Whole(weight) => {
                 let out = MatrixMut::new(logits, x.rows(), weight.rows());
                 gemm(out, Output::Set, 1.0, x, weight.t(), Threads::All);
             }
-            Self::Quantized(weight) => quantized::product(logits, Output::Set, x, weight),
+            Self::Quantized(weight) => {
+                let x = x.wide().expect("a quantized projection multiplies float32");
+                quantized::product(logits, Output::Set, x, weight);
+            }
         }
     }
 
@@ -57,11 +61,11 @@ impl Projection<'_> {
 
 /// Inputs of the loss.
 #[derive(Clone, Copy)]
-pub struct Problem<'a> {
+pub struct Problem<'a, E = f32> {
     /// `[n, c]`.
-    pub x: Matrix<'a>,
+    pub x: Matrix<'a, E>,
     /// `[v, c]`.
-    pub weight: Projection<'a>,
+    pub weight: Projection<'a, E>,
     /// `[v]`, added to the logits.
     pub bias: Option<&'a [f32]>,
     /// `[n]`, each below `v`.
@@ -104,7 +108,7 @@ pub struct LossAndGradients {
 }
 
 /// Sum over tokens of the masked loss, with gradients.
-pub fn solve(problem: Problem<'_>, wanted: WantedGradients) -> LossAndGradients {
+pub fn solve<E: Element>(problem: Problem<'_, E>, wanted: WantedGradients) -> LossAndGradients {
     let v = problem.weight.rows();
     in_chunks(problem, wanted, |range, logits, losses| {
         let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);
@@ -120,8 +124,8 @@ pub fn solve(problem: Problem<'_>, wanted: WantedGradients) -> LossAndGradients 
 
 /// Takes the tokens in chunks. `chunk` is given the tokens' range, their logits, `[count, v]`, and
 /// a place for the loss of each; it fills those, and turns the logits into their gradients.
-pub fn in_chunks(
-    problem: Problem<'_>,
+pub fn in_chunks<E: Element>(
+    problem: Problem<'_, E>,
     wanted: WantedGradients,
     mut chunk: impl FnMut(Range<usize>, &mut [f32], &mut [f64]),
 ) -> LossAndGradients {

@@ -6,13 +6,14 @@ use super::OutputLayer;
 use super::accuracy::TokenAccuracy;
 use super::cpu::{LossAndGradients, Problem, solve};
 use super::options::CrossEntropyOptions;
-use crate::flex::{Values, gradient, integers, tensor, tracked};
+use crate::cpu::element::Element;
+use crate::flex::{Typed, Values, integers, rounded_gradient, tensor, tracked};
 use crate::optim::cpu::scale;
 use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held;
 use crate::vjp;
 
-pub(crate) fn linear_cross_entropy(
+pub(crate) fn linear_cross_entropy<E: Element>(
     x_nc: &Tensor<2>,
     output: &OutputLayer,
     targets_n: &Tensor<1, Int>,
@@ -24,9 +25,9 @@ pub(crate) fn linear_cross_entropy(
         return None;
     }
     let v = output.weight_vc.dims()[0];
-    let x = Values::from_tensor(x_nc)?.without_flips();
+    let x = Typed::<E>::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(&output.weight_vc)?;
-    let bias = Values::of_optional(output.bias_v.as_ref())?;
+    let bias = output.wide_bias::<E>()?;
     let mask = Values::contiguous_of(mask_n)?;
     let targets = checked_targets(&integers(targets_n)?, mask.slice(), v);
     let wanted = output.wanted_gradients(x_nc);
@@ -46,6 +47,7 @@ pub(crate) fn linear_cross_entropy(
 pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, output: &OutputLayer) -> Tensor<1> {
     let ([n, c], [v, _]) = (x_nc.dims(), output.weight_vc.dims());
     let LossAndGradients { loss, x: dx, weight: dw, bias: db } = solution;
+    let dtype = x_nc.dtype();
     let mut inputs = tracked![x_nc];
     let is_whole = match &output.weight_vc {
         LinearWeight::Whole(weight_vc) => {
@@ -64,12 +66,12 @@ pub(crate) fn attached(solution: LossAndGradients, x_nc: &Tensor<2>, output: &Ou
             }
             values
         };
-        let mut gradients = vec![dx.and_then(|dx| gradient(scaled(dx), [n, c]))];
+        let mut gradients = vec![dx.and_then(|dx| rounded_gradient(scaled(dx), [n, c], dtype))];
         if is_whole {
-            gradients.push(dw.and_then(|dw| gradient(scaled(dw), [v, c])));
+            gradients.push(dw.and_then(|dw| rounded_gradient(scaled(dw), [v, c], dtype)));
         }
         if has_bias {
-            gradients.push(db.and_then(|db| gradient(scaled(db), [v])));
+            gradients.push(db.and_then(|db| rounded_gradient(scaled(db), [v], dtype)));
         }
         gradients
     })

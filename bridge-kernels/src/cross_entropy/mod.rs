@@ -14,6 +14,8 @@ pub use accuracy::TokenAccuracy;
 pub use chunks::{chunk_rows, workspace_bytes, workspace_bytes_on_gpu};
 pub use options::CrossEntropyOptions;
 
+use crate::cpu::element::Element;
+use crate::flex::{Values, by_element};
 use crate::linear::linear;
 use crate::precision::widen;
 use crate::quantized::LinearWeight;
@@ -46,6 +48,12 @@ impl OutputLayer {
             let [v, _] = self.weight_vc.dims();
             assert_eq!(bias_v.dims(), [v], "the bias of an output projection does not fit its {v} rows");
         }
+    }
+
+    /// The bias in float32, if there is one; `None` if it has other elements than `E` on Flex.
+    pub(crate) fn wide_bias<E: Element>(&self) -> Option<Option<Values>> {
+        let bias_v = self.bias_v.as_ref();
+        if bias_v.is_some_and(|bias_v| bias_v.dtype() != E::DTYPE) { None } else { Values::optional_widened_of(bias_v) }
     }
 
     pub(crate) fn wanted_gradients(&self, x_nc: &Tensor<2>) -> cpu::WantedGradients {
@@ -106,7 +114,7 @@ pub fn linear_cross_entropy_counting(
     {
         return loss;
     }
-    flex::linear_cross_entropy(&x_nc, &output, &targets_n, &mask_n, options, accuracy)
+    by_element!(x_nc, E => flex::linear_cross_entropy::<E>(&x_nc, &output, &targets_n, &mask_n, options, accuracy))
         .unwrap_or_else(|| reference(x_nc, output, targets_n, mask_n, options))
 }
 

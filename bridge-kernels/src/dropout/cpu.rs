@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::key::DropoutKey;
 use crate::cpu::buffer::filled;
+use crate::cpu::element::Element;
 use crate::cpu::simd::vectorised;
 
 /// Elements of one task; a multiple of [`BLOCK`].
@@ -47,14 +48,16 @@ impl Mask {
 }
 
 /// `x` times the mask.
-pub fn apply(x: &[f32], mask: Mask) -> Vec<f32> {
+pub fn apply<E: Element>(x: &[E], mask: Mask) -> Vec<E> {
     filled(x.len(), |y| {
         y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(task, (y, x))| {
             vectorised!({
                 let blocks = y.chunks_mut(BLOCK).zip(x.chunks(BLOCK)).enumerate();
                 for (block, (y, x)) in blocks {
-                    mask.factors((task * CHUNK + block * BLOCK) as u64, y);
-                    y.iter_mut().zip(x).for_each(|(y, x)| *y *= x);
+                    let mut factors = [0.0; BLOCK];
+                    mask.factors((task * CHUNK + block * BLOCK) as u64, &mut factors[..y.len()]);
+                    let inputs = x.iter().zip(&factors);
+                    y.iter_mut().zip(inputs).for_each(|(y, (x, factor))| *y = E::narrow(factor * x.wide()));
                 }
             });
         });

@@ -10,6 +10,7 @@ use burn::tensor::{Bool, Device, Tensor, TensorData};
 
 pub use key::DropoutKey;
 
+use crate::flex::by_element;
 use crate::precision::{narrow, widen};
 
 /// Zeroes each element with probability `rate` and scales the others by `1 / (1 - rate)`.
@@ -30,7 +31,7 @@ pub fn dropout<const D: usize>(x: Tensor<D>, rate: f64, key: DropoutKey) -> Tens
     if let Some(y) = cube::dropout(&x, rate, key) {
         return y;
     }
-    flex::dropout(&x, rate, key).unwrap_or_else(|| reference(x, rate, key))
+    by_element!(x, E => flex::dropout::<E, D>(&x, rate, key)).unwrap_or_else(|| reference(x, rate, key))
 }
 
 /// [`dropout`] in plain Burn operations, for a rate above 0; the mask is materialised.

@@ -1,8 +1,10 @@
 //! Embedding look-up, and its gradient as a deterministic scatter-add.
 
+use bytemuck::zeroed_vec;
 use rayon::prelude::*;
 
 use crate::cpu::buffer::filled;
+use crate::cpu::element::{Element, narrow_into};
 use crate::cpu::simd::vectorised;
 
 /// Rows of the table that one task of the backward owns.
@@ -11,7 +13,7 @@ const VOCABULARY_PER_TASK: usize = 512;
 const TOKENS_PER_TASK: usize = 64;
 
 /// Rows `ids` of `table [v, c]`: `[n, c]`. Panics if an id is not below `v`.
-pub fn forward(table: &[f32], columns: usize, ids: &[usize]) -> Vec<f32> {
+pub fn forward<E: Element>(table: &[E], columns: usize, ids: &[usize]) -> Vec<E> {
     let vocabulary = table.len().checked_div(columns).unwrap_or(0);
     check(ids, vocabulary);
     filled(ids.len() * columns, |y| {
@@ -34,9 +36,9 @@ pub fn check(ids: &[usize], vocabulary: usize) {
 }
 
 /// Gradient of the table, `[v, c]`: the rows of `dy [n, c]` added up by id.
-pub fn backward(dy: &[f32], columns: usize, ids: &[usize], vocabulary: usize) -> Vec<f32> {
+pub fn backward<E: Element>(dy: &[E], columns: usize, ids: &[usize], vocabulary: usize) -> Vec<E> {
     // Zeroed by the allocator, which for most rows costs nothing.
-    let mut gradient = vec![0.0; vocabulary * columns];
+    let mut gradient = zeroed_vec(vocabulary * columns);
     if columns == 0 {
         return gradient;
     }
@@ -46,15 +48,22 @@ pub fn backward(dy: &[f32], columns: usize, ids: &[usize], vocabulary: usize) ->
     for (token, id) in ids.iter().enumerate() {
         tokens[id / VOCABULARY_PER_TASK].push(token);
     }
-    gradient.par_chunks_mut(VOCABULARY_PER_TASK * columns).zip(&tokens).enumerate().for_each(
+    gradient.par_chunks_mut(VOCABULARY_PER_TASK * columns).zip(&mut tokens).enumerate().for_each(
         |(task, (rows, tokens))| {
-            vectorised!({
-                for token in tokens {
-                    let row = ids[*token] - task * VOCABULARY_PER_TASK;
-                    let sums = &mut rows[row * columns..][..columns];
-                    sums.iter_mut().zip(&dy[token * columns..][..columns]).for_each(|(s, d)| *s += d);
-                }
-            });
+            // Tokens of one id next to each other, in their own order.
+            tokens.sort_by_key(|token| ids[*token]);
+            let mut sums = vec![0.0; columns];
+            for tokens in tokens.chunk_by(|one, other| ids[*one] == ids[*other]) {
+                let row = ids[tokens[0]] - task * VOCABULARY_PER_TASK;
+                vectorised!({
+                    sums.fill(0.0);
+                    for token in tokens {
+                        let dy = &dy[token * columns..][..columns];
+                        sums.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy.wide());
+                    }
+                    narrow_into(&mut rows[row * columns..][..columns], &sums);
+                });
+            }
         },
     );
     gradient

@@ -7,6 +7,7 @@ mod flex;
 
 use burn::tensor::{Int, Tensor, TensorData};
 
+use crate::flex::by_element;
 use crate::precision::{narrow, widen};
 use crate::quantized::{LinearWeight, QuantizedMatrix};
 
@@ -24,7 +25,8 @@ pub fn embedding(weight_vc: impl Into<LinearWeight>, ids_bt: Tensor<2, Int>) -> 
             if let Some(rows) = cube::embedding(&weight_vc, &ids_bt) {
                 return rows;
             }
-            flex::embedding(&weight_vc, &ids_bt).unwrap_or_else(|| reference(weight_vc, ids_bt))
+            by_element!(weight_vc, E => flex::embedding::<E>(&weight_vc, &ids_bt))
+                .unwrap_or_else(|| reference(weight_vc, ids_bt))
         }
         LinearWeight::Quantized(matrix) => quantized_rows(&matrix, &ids_bt),
     }

@@ -2,7 +2,9 @@
 
 use rayon::prelude::*;
 
+use crate::cpu::bf16::{self, Factors};
 use crate::cpu::buffer::filled;
+use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, Threads, gemm, multiplied};
 use crate::cpu::simd::vectorised;
 
@@ -10,11 +12,24 @@ use crate::cpu::simd::vectorised;
 const BIAS_ROWS: usize = 16;
 
 /// `x [n, i]` times `weight [o, i]` transposed, plus `bias [o]`, plus `residual [n, o]`: `[n, o]`.
-pub fn forward(x: Matrix<'_>, weight: Matrix<'_>, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
+pub fn forward<E: Element>(
+    x: Matrix<'_, E>,
+    weight: Matrix<'_, E>,
+    bias: Option<&[f32]>,
+    residual: Option<&[E]>,
+) -> Vec<E> {
     let (rows, outputs) = (x.rows(), weight.rows());
-    filled(rows * outputs, |y| {
-        let output = begin(y, outputs, bias, residual);
-        gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
+    filled(rows * outputs, |y| match (x.wide(), weight.wide()) {
+        (Some(x), Some(weight)) => {
+            let y = bytemuck::cast_slice_mut(y);
+            let output = begin(y, outputs, bias, residual.map(bytemuck::cast_slice));
+            gemm(MatrixMut::new(y, rows, outputs), output, 1.0, x, weight.t(), Threads::All);
+        }
+        _ => {
+            let residual = residual.map(|x| Matrix::new(bytemuck::cast_slice(x), rows, outputs));
+            let factors = Factors { bias, residual, ..Factors::new(x, weight.t()) };
+            bf16::product(MatrixMut::new(y, rows, outputs), Output::Set, factors, Threads::All);
+        }
     })
 }
 
@@ -43,12 +58,12 @@ pub fn begin(y: &mut [f32], outputs: usize, bias: Option<&[f32]>, residual: Opti
 }
 
 /// Gradient of the input: `dy [n, o]` times `weight [o, i]`.
-pub fn grad_input(dy: Matrix<'_>, weight: Matrix<'_>) -> Vec<f32> {
+pub fn grad_input<E: Element>(dy: Matrix<'_, E>, weight: Matrix<'_, E>) -> Vec<E> {
     multiplied(1.0, dy, weight, Threads::All)
 }
 
 /// Gradient of the weight: `dy [n, o]` transposed times `x [n, i]`.
-pub fn grad_weight(dy: Matrix<'_>, x: Matrix<'_>) -> Vec<f32> {
+pub fn grad_weight<E: Element>(dy: Matrix<'_, E>, x: Matrix<'_, E>) -> Vec<E> {
     multiplied(1.0, dy.t(), x, Threads::All)
 }
 
@@ -58,7 +73,7 @@ const COLUMNS: usize = 256;
 const ROWS: usize = 32;
 
 /// Sums of the columns of `x [n, c]`: the gradient of a bias.
-pub fn column_sums(x: &[f32], columns: usize) -> Vec<f32> {
+pub fn column_sums<E: Element>(x: &[E], columns: usize) -> Vec<f32> {
     let mut sums = vec![0.0; columns];
     if columns == 0 {
         return sums;
@@ -71,7 +86,7 @@ pub fn column_sums(x: &[f32], columns: usize) -> Vec<f32> {
             for rows in x.chunks(ROWS * columns) {
                 let mut partial = [0.0_f32; COLUMNS];
                 for row in rows.chunks_exact(columns) {
-                    partial.iter_mut().zip(&row[from..to]).for_each(|(p, v)| *p += v);
+                    partial.iter_mut().zip(&row[from..to]).for_each(|(p, v)| *p += v.wide());
                 }
                 total.iter_mut().zip(&partial).for_each(|(t, p)| *t += f64::from(*p));
             }

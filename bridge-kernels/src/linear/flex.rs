@@ -6,78 +6,79 @@ use burn::tensor::Tensor;
 use super::cpu as kernel;
 use crate::activation::cpu as activation;
 use crate::activation::{Activation, GatedUnit};
+use crate::cpu::element::Element;
 use crate::cpu::gemm::Matrix;
-use crate::flex::{KeptValues, Values, gradient, inputs, tensor};
+use crate::flex::{KeptValues, Typed, Values, gradient, inputs, rounded_gradient, tensor};
 use crate::vjp::{self, Lift};
 
-pub(crate) fn linear<const D: usize>(
+pub(crate) fn linear<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
 ) -> Option<Tensor<D>> {
-    let product = Product::new(x, weight_oi, bias_o)?;
+    let product = Product::<E, _>::new(x, weight_oi, bias_o)?;
     let y = tensor(product.forward(None), product.shape());
     let (inputs, backward) = product.into_backward();
-    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Values::from_gradient(dy))))
+    Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Typed::from_gradient(dy))))
 }
 
-pub(crate) fn linear_residual<const D: usize>(
+pub(crate) fn linear_residual<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
     residual: &Tensor<D>,
 ) -> Option<Tensor<D>> {
-    let product = Product::new(x, weight_oi, bias_o)?;
-    let y = tensor(product.forward(Some(Values::contiguous_of(residual)?.slice())), product.shape());
+    let product = Product::<E, _>::new(x, weight_oi, bias_o)?;
+    let y = tensor(product.forward(Some(Typed::contiguous_of(residual)?.slice())), product.shape());
     let (mut inputs, backward) = product.into_backward();
     inputs.push(residual.clone().into_dispatch());
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
-        let dy = Values::from_gradient(dy);
+        let dy = Typed::from_gradient(dy);
         let mut gradients = backward.gradients(&dy);
         gradients.push(Some(Flex::lift(dy.0)));
         gradients
     }))
 }
 
-pub(crate) fn linear_activation<const D: usize>(
+pub(crate) fn linear_activation<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
     kind: Activation,
 ) -> Option<Tensor<D>> {
-    let product = Product::new(x, weight_oi, bias_o)?;
+    let product = Product::<E, _>::new(x, weight_oi, bias_o)?;
     let shape = product.shape();
     let before = product.forward(None);
     let y = tensor(activation::forward(&before, kind), shape);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
-        let mut gradient = Values::from_gradient(dy).into_vec();
+        let mut gradient = Typed::from_gradient(dy).into_vec();
         activation::backward(&mut gradient, &before, kind);
         drop(before);
-        backward.gradients(&Values::from_vec(gradient, shape))
+        backward.gradients(&Typed::from_vec(gradient, shape))
     }))
 }
 
-pub(crate) fn linear_glu(
+pub(crate) fn linear_glu<E: Element>(
     x: &Tensor<3>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
     unit: GatedUnit,
 ) -> Option<Tensor<3>> {
-    let product = Product::new(x, weight_oi, bias_o)?;
+    let product = Product::<E, _>::new(x, weight_oi, bias_o)?;
     let shape = product.shape();
     let ([b, t, _], width) = (shape, shape[2] / 2);
     let before = product.forward(None);
     let y = tensor(activation::glu(&before, width, unit), [b, t, width]);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let gradient = activation::glu_backward(Values::from_gradient(dy).slice(), &before, width, unit);
+        let gradient = activation::glu_backward(Typed::from_gradient(dy).slice(), &before, width, unit);
         drop(before);
-        backward.gradients(&Values::from_vec(gradient, shape))
+        backward.gradients(&Typed::from_vec(gradient, shape))
     }))
 }
 
-pub(crate) fn linear_of_activation<const D: usize>(
+pub(crate) fn linear_of_activation<E: Element, const D: usize>(
     x: &Tensor<D>,
     kind: Activation,
     weight_oi: &Tensor<2>,
@@ -85,8 +86,8 @@ pub(crate) fn linear_of_activation<const D: usize>(
 ) -> Option<Tensor<D>> {
     let unit = RecomputedActivation {
         dims: x.dims(),
-        forward: move |before: &[f32]| activation::forward(before, kind),
-        backward: move |mut gradient: Vec<f32>, before: &[f32]| {
+        forward: move |before: &[E]| activation::forward(before, kind),
+        backward: move |mut gradient: Vec<E>, before: &[E]| {
             activation::backward(&mut gradient, before, kind);
             gradient
         },
@@ -94,7 +95,7 @@ pub(crate) fn linear_of_activation<const D: usize>(
     unit.product(x, weight_oi, bias_o)
 }
 
-pub(crate) fn linear_of_glu(
+pub(crate) fn linear_of_glu<E: Element>(
     x_bt2i: &Tensor<3>,
     unit: GatedUnit,
     weight_oi: &Tensor<2>,
@@ -103,8 +104,8 @@ pub(crate) fn linear_of_glu(
     let ([b, t, _], [_, width]) = (x_bt2i.dims(), weight_oi.dims());
     let unit = RecomputedActivation {
         dims: [b, t, width],
-        forward: move |before: &[f32]| activation::glu(before, width, unit),
-        backward: move |gradient: Vec<f32>, before: &[f32]| activation::glu_backward(&gradient, before, width, unit),
+        forward: move |before: &[E]| activation::glu(before, width, unit),
+        backward: move |gradient: Vec<E>, before: &[E]| activation::glu_backward(&gradient, before, width, unit),
     };
     unit.product(x_bt2i, weight_oi, bias_o)
 }
@@ -118,16 +119,16 @@ struct RecomputedActivation<F, B, const D: usize> {
     backward: B,
 }
 
-impl<F, B, const D: usize> RecomputedActivation<F, B, D>
-where
-    F: Fn(&[f32]) -> Vec<f32> + Send + 'static,
-    B: Fn(Vec<f32>, &[f32]) -> Vec<f32> + Send + 'static,
-{
-    fn product(self, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Tensor<D>> {
+impl<F, B, const D: usize> RecomputedActivation<F, B, D> {
+    fn product<E: Element>(self, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Tensor<D>>
+    where
+        F: Fn(&[E]) -> Vec<E> + Send + 'static,
+        B: Fn(Vec<E>, &[E]) -> Vec<E> + Send + 'static,
+    {
         let Self { dims, forward, backward } = self;
-        let before = Values::contiguous_of(x)?;
+        let before = Typed::<E>::contiguous_of(x)?;
         let result = tensor(forward(before.slice()), dims);
-        let product = Product::new(&result, weight_oi, bias_o)?;
+        let product = Product::<E, _>::new(&result, weight_oi, bias_o)?;
         let y = tensor(product.forward(None), product.shape());
         let [outputs, width] = weight_oi.dims();
         let held = ProductBackward {
@@ -139,11 +140,11 @@ where
         };
         let (is_weight_tracked, x_dims) = (weight_oi.is_tracked(), x.dims());
         Some(vjp::attach_some(y, inputs(x, weight_oi, bias_o), move |dy: Tensor<D>| {
-            let result = is_weight_tracked.then(|| Values::from_vec(forward(before.slice()), dims));
+            let result = is_weight_tracked.then(|| Typed::from_vec(forward(before.slice()), dims));
             let mut gradients =
-                ProductBackward { x: result.map(Values::kept), ..held }.gradients(&Values::from_gradient(dy));
+                ProductBackward { x: result.map(Typed::kept), ..held }.gradients(&Typed::from_gradient(dy));
             let of_result =
-                gradients[0].take().map(|dz| Values::from_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
+                gradients[0].take().map(|dz| Typed::from_gradient(Tensor::<D>::from_dispatch(dz)).into_vec());
             gradients[0] = of_result.and_then(|dz| gradient(backward(dz, before.slice()), x_dims));
             gradients
         }))
@@ -151,18 +152,21 @@ where
 }
 
 /// A product and its operands.
-struct Product<'a, const D: usize> {
-    x: (&'a Tensor<D>, Values),
-    weight: (&'a Tensor<2>, Values),
+struct Product<'a, E, const D: usize> {
+    x: (&'a Tensor<D>, Typed<E>),
+    weight: (&'a Tensor<2>, Typed<E>),
     bias: (Option<&'a Tensor<1>>, Option<Values>),
 }
 
-impl<'a, const D: usize> Product<'a, D> {
+impl<'a, E: Element, const D: usize> Product<'a, E, D> {
     fn new(x: &'a Tensor<D>, weight_oi: &'a Tensor<2>, bias_o: Option<&'a Tensor<1>>) -> Option<Self> {
+        if bias_o.is_some_and(|bias| bias.dtype() != E::DTYPE) {
+            return None;
+        }
         Some(Self {
-            x: (x, Values::contiguous_of(x)?),
-            weight: (weight_oi, Values::from_tensor(weight_oi)?.without_flips()),
-            bias: (bias_o, Values::of_optional(bias_o)?),
+            x: (x, Typed::contiguous_of(x)?),
+            weight: (weight_oi, Typed::from_tensor(weight_oi)?.without_flips()),
+            bias: (bias_o, Values::optional_widened_of(bias_o)?),
         })
     }
 
@@ -177,7 +181,7 @@ impl<'a, const D: usize> Product<'a, D> {
         self.x.0.dims()[..D - 1].iter().product()
     }
 
-    fn forward(&self, residual: Option<&[f32]>) -> Vec<f32> {
+    fn forward(&self, residual: Option<&[E]>) -> Vec<E> {
         let [_, inputs] = self.weight.0.dims();
         let x = Matrix::new(self.x.1.slice(), self.rows(), inputs);
         kernel::forward(x, self.weight.1.matrix(), self.bias.1.as_ref().map(Values::slice), residual)
@@ -185,7 +189,7 @@ impl<'a, const D: usize> Product<'a, D> {
 
     /// The inputs of the operation, and its backward. Tensors that only gradients of frozen inputs
     /// need are not kept.
-    fn into_backward(self) -> (Vec<DispatchTensor>, ProductBackward<D>) {
+    fn into_backward(self) -> (Vec<DispatchTensor>, ProductBackward<E, D>) {
         let rows = self.rows();
         let Self { x: (x, x_values), weight: (weight_oi, weight), bias: (bias, _) } = self;
         let [num_outputs, num_inputs] = weight_oi.dims();
@@ -201,18 +205,18 @@ impl<'a, const D: usize> Product<'a, D> {
 }
 
 /// The backward of a product.
-struct ProductBackward<const D: usize> {
+struct ProductBackward<E, const D: usize> {
     dims: [usize; D],
     /// Rows, inputs, outputs.
     sizes: [usize; 3],
-    x: Option<KeptValues>,
-    weight: Option<Values>,
+    x: Option<KeptValues<E>>,
+    weight: Option<Typed<E>>,
     bias_tracked: Option<bool>,
 }
 
-impl<const D: usize> ProductBackward<D> {
+impl<E: Element, const D: usize> ProductBackward<E, D> {
     /// Gradients of input, weight and, if there is one, bias, from that of the product.
-    fn gradients(self, dy: &Values) -> Vec<Option<DispatchTensor>> {
+    fn gradients(self, dy: &Typed<E>) -> Vec<Option<DispatchTensor>> {
         let [rows, inputs, outputs] = self.sizes;
         let dy_matrix = Matrix::new(dy.slice(), rows, outputs);
         let dx = self.weight.and_then(|weight| gradient(kernel::grad_input(dy_matrix, weight.matrix()), self.dims));
@@ -228,6 +232,7 @@ impl<const D: usize> ProductBackward<D> {
 }
 
 /// The gradient of a bias `[o]`, if it is tracked, from that of the layer's output.
-pub(crate) fn bias_gradient(is_tracked: bool, dy: &Values, outputs: usize) -> Option<DispatchTensor> {
-    is_tracked.then(|| kernel::column_sums(dy.slice(), outputs)).and_then(|sums| gradient(sums, [outputs]))
+pub(crate) fn bias_gradient<E: Element>(is_tracked: bool, dy: &Typed<E>, outputs: usize) -> Option<DispatchTensor> {
+    let sums = is_tracked.then(|| kernel::column_sums(dy.slice(), outputs));
+    sums.and_then(|sums| rounded_gradient(sums, [outputs], E::DTYPE))
 }

@@ -12,6 +12,7 @@ use burn::tensor::{DType, Tensor};
 use crate::activation::{Activation, GatedUnit, activation, glu};
 #[cfg(feature = "cuda")]
 use crate::cublaslt::cuda::CublasLt;
+use crate::flex::by_element;
 use crate::offload::in_unit;
 use crate::precision::widen;
 use crate::recompute::recomputed;
@@ -32,7 +33,8 @@ pub fn linear<const D: usize>(x: Tensor<D>, weight_oi: Tensor<2>, bias_o: Option
     {
         return y;
     }
-    flex::linear(&x, &weight_oi, bias_o.as_ref()).unwrap_or_else(|| kept::linear(&x, &weight_oi, bias_o.as_ref()))
+    by_element!(x, E => flex::linear::<E, D>(&x, &weight_oi, bias_o.as_ref()))
+        .unwrap_or_else(|| kept::linear(&x, &weight_oi, bias_o.as_ref()))
 }
 
 /// [`linear()`] added to a residual stream: `residual + x w^T + bias`, the sum made by the product.
@@ -58,7 +60,7 @@ pub fn linear_residual<const D: usize>(
     {
         return y;
     }
-    flex::linear_residual(&x, &weight_oi, bias_o.as_ref(), &residual)
+    by_element!(x, E => flex::linear_residual::<E, D>(&x, &weight_oi, bias_o.as_ref(), &residual))
         .unwrap_or_else(|| residual + linear(x, weight_oi, bias_o))
 }
 
@@ -82,7 +84,7 @@ pub fn linear_activation<const D: usize>(
     {
         return y;
     }
-    flex::linear_activation(&x, &weight_oi, bias_o.as_ref(), kind).unwrap_or_else(|| {
+    by_element!(x, E => flex::linear_activation::<E, D>(&x, &weight_oi, bias_o.as_ref(), kind)).unwrap_or_else(|| {
         let y = linear(x, weight_oi, bias_o);
         in_unit(|| activation(y, kind))
     })
@@ -106,7 +108,7 @@ pub fn linear_glu(
     let [outputs, _] = weight_oi.dims();
     assert!(outputs.is_multiple_of(2), "a gated activation needs an even number of rows, got {outputs}");
     let unit = unit.into();
-    flex::linear_glu(&x_bti, &weight_oi, bias_o.as_ref(), unit).unwrap_or_else(|| {
+    by_element!(x_bti, E => flex::linear_glu::<E>(&x_bti, &weight_oi, bias_o.as_ref(), unit)).unwrap_or_else(|| {
         let y = linear(x_bti, weight_oi, bias_o);
         in_unit(|| glu(y, unit))
     })
@@ -126,7 +128,7 @@ pub fn linear_of_activation<const D: usize>(
     bias_o: Option<Tensor<1>>,
 ) -> Tensor<D> {
     check(&x, &weight_oi, bias_o.as_ref());
-    flex::linear_of_activation(&x, kind, &weight_oi, bias_o.as_ref())
+    by_element!(x, E => flex::linear_of_activation::<E, D>(&x, kind, &weight_oi, bias_o.as_ref()))
         .unwrap_or_else(|| product_with_recompute(x, weight_oi, bias_o, move |x| activation(x, kind)))
 }
 
@@ -146,7 +148,7 @@ pub fn linear_of_glu(
     let ([_, _, width], [_, inputs]) = (x_bt2i.dims(), weight_oi.dims());
     assert_eq!(width, 2 * inputs, "linear: a gated activation halves its input, which then fits the weight");
     let unit = unit.into();
-    flex::linear_of_glu(&x_bt2i, unit, &weight_oi, bias_o.as_ref())
+    by_element!(x_bt2i, E => flex::linear_of_glu::<E>(&x_bt2i, unit, &weight_oi, bias_o.as_ref()))
         .unwrap_or_else(|| product_with_recompute(x_bt2i, weight_oi, bias_o, move |x| glu(x, unit)))
 }
 

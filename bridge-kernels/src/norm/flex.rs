@@ -3,73 +3,80 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::cpu::{self as kernel, NormGradients, Normed, Saved, Statistics};
-use crate::flex::{Values, gradient, inputs, tensor};
+use crate::cpu::element::Element;
+use crate::flex::{Typed, Values, gradient, inputs, rounded_gradient, tensor};
 use crate::recomputable::{Recomputable, Recompute};
 use crate::vjp;
 
-pub(crate) fn rms_norm<const D: usize>(x: &Tensor<D>, weight_c: &Tensor<1>, epsilon: f64) -> Option<Tensor<D>> {
-    Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach())
+pub(crate) fn rms_norm<E: Element, const D: usize>(
+    x: &Tensor<D>,
+    weight_c: &Tensor<1>,
+    epsilon: f64,
+) -> Option<Tensor<D>> {
+    Some(Operands::<E, D>::new(x, weight_c, None)?.rms_norm(epsilon).attach())
 }
 
-pub(crate) fn residual_rms_norm<const D: usize>(
+pub(crate) fn residual_rms_norm<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     epsilon: f64,
 ) -> Option<(Recomputable<D>, Tensor<D>)> {
-    Some(Operands::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
+    Some(Operands::<E, D>::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
-pub(crate) fn layer_norm<const D: usize>(
+pub(crate) fn layer_norm<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
 ) -> Option<Tensor<D>> {
-    Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach())
+    Some(Operands::<E, D>::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach())
 }
 
-pub(crate) fn residual_layer_norm<const D: usize>(
+pub(crate) fn residual_layer_norm<E: Element, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
     epsilon: f64,
 ) -> Option<(Recomputable<D>, Tensor<D>)> {
-    Some(Operands::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
+    Some(Operands::<E, D>::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach_with(x))
 }
 
 /// Operands of a norm.
-struct Operands<const D: usize> {
+struct Operands<E, const D: usize> {
     dims: [usize; D],
-    x: Values,
-    weight: Values,
+    x: Typed<E>,
+    /// In float32, with the dtype of its gradient.
+    weight: (Values, DType),
     bias: Option<Values>,
     inputs: Vec<DispatchTensor>,
 }
 
-impl<const D: usize> Operands<D> {
+impl<E: Element, const D: usize> Operands<E, D> {
     fn new(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) -> Option<Self> {
+        bias_c.is_none_or(|bias| bias.dtype() == weight_c.dtype()).then_some(())?;
         Some(Self {
             dims: x.dims(),
-            x: Values::contiguous_of(x)?,
-            weight: Values::contiguous_of(weight_c)?,
-            bias: Values::of_optional(bias_c)?,
+            x: Typed::contiguous_of(x)?,
+            weight: (Values::widened_of(weight_c)?, weight_c.dtype()),
+            bias: Values::optional_widened_of(bias_c)?,
             inputs: inputs(x, weight_c, bias_c),
         })
     }
 
-    fn rms_norm(self, epsilon: f64) -> Operation<D> {
-        let normed = kernel::rms_norm(self.x.slice(), self.weight.slice(), epsilon);
+    fn rms_norm(self, epsilon: f64) -> Operation<E, D> {
+        let normed = kernel::rms_norm(self.x.slice(), self.weight.0.slice(), epsilon);
         Operation::new(self, normed, kernel::rms_norm_backward, |x, weight, _, statistics| {
             kernel::rms_norm_again(x, weight, statistics)
         })
     }
 
-    fn layer_norm(self, epsilon: f64) -> Operation<D> {
+    fn layer_norm(self, epsilon: f64) -> Operation<E, D> {
         let bias = self.bias.as_ref().map(Values::slice);
-        let normed = kernel::layer_norm(self.x.slice(), self.weight.slice(), bias, epsilon);
+        let normed = kernel::layer_norm(self.x.slice(), self.weight.0.slice(), bias, epsilon);
         Operation::new(self, normed, kernel::layer_norm_backward, kernel::layer_norm_again)
     }
 }
@@ -77,26 +84,26 @@ impl<const D: usize> Operands<D> {
 /// A gradient for each input that has one.
 type InputGradients = Vec<Option<DispatchTensor>>;
 
-type Backward = fn(&[f32], Saved<'_>, Option<Vec<f32>>) -> NormGradients;
+type Backward<E> = fn(&[E], Saved<'_, E>, Option<Vec<E>>) -> NormGradients<E>;
 
 /// Recomputes the output from the input, weight, bias and statistics.
-type RecomputeOutput = fn(&[f32], &[f32], Option<&[f32]>, &Statistics) -> Vec<f32>;
+type RecomputeOutput<E> = fn(&[E], &[f32], Option<&[f32]>, &Statistics) -> Vec<E>;
 
 /// A norm that has been computed.
-struct Operation<const D: usize> {
-    operands: Operands<D>,
-    y: Vec<f32>,
+struct Operation<E, const D: usize> {
+    operands: Operands<E, D>,
+    y: Vec<E>,
     statistics: Arc<Statistics>,
-    backward: Backward,
-    recompute: RecomputeOutput,
+    backward: Backward<E>,
+    recompute: RecomputeOutput<E>,
 }
 
-impl<const D: usize> Operation<D> {
+impl<E: Element, const D: usize> Operation<E, D> {
     fn new(
-        operands: Operands<D>,
-        Normed { y, statistics }: Normed,
-        backward: Backward,
-        recompute: RecomputeOutput,
+        operands: Operands<E, D>,
+        Normed { y, statistics }: Normed<E>,
+        backward: Backward<E>,
+        recompute: RecomputeOutput<E>,
     ) -> Self {
         Self { operands, y, statistics: Arc::new(statistics), backward, recompute }
     }
@@ -104,27 +111,27 @@ impl<const D: usize> Operation<D> {
     /// Closure that recomputes the output.
     fn recompute(&self) -> Recompute {
         let Operands { dims, x, weight, bias, .. } = &self.operands;
-        let (dims, x, weight, bias) = (*dims, x.clone(), weight.clone(), bias.clone());
+        let (dims, x, weight, bias) = (*dims, x.clone(), weight.0.clone(), bias.clone());
         let (statistics, recompute) = (Arc::clone(&self.statistics), self.recompute);
         Recompute::new(move || {
             let bias = bias.as_ref().map(Values::slice);
-            Values::from_vec(recompute(x.slice(), weight.slice(), bias, &statistics), dims)
+            Typed::from_vec(recompute(x.slice(), weight.slice(), bias, &statistics), dims)
         })
     }
 
     /// The output, the inputs, and the inputs' gradients from that of the output and, if it has
     /// one, of the stream.
-    fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Values, Option<Values>) -> InputGradients) {
+    fn parts(self) -> (Tensor<D>, Vec<DispatchTensor>, impl FnOnce(Typed<E>, Option<Typed<E>>) -> InputGradients) {
         let Self { operands: Operands { dims, x, weight, inputs, .. }, y, statistics, backward, .. } = self;
-        let arity = inputs.len();
+        let (arity, (weight, dtype)) = (inputs.len(), weight);
         let x = x.kept();
-        let gradients = move |dy: Values, stream: Option<Values>| {
+        let gradients = move |dy: Typed<E>, stream: Option<Typed<E>>| {
             let x = x.values();
             let saved = Saved { x: x.slice(), weight: weight.slice(), statistics: &statistics };
-            let gradients = backward(dy.slice(), saved, stream.map(Values::into_vec));
+            let gradients = backward(dy.slice(), saved, stream.map(Typed::into_vec));
             let c = dims[D - 1];
-            let mut out =
-                vec![gradient(gradients.x, dims), gradient(gradients.weight, [c]), gradient(gradients.bias, [c])];
+            let mut out = vec![gradient(gradients.x, dims)];
+            out.extend([gradients.weight, gradients.bias].map(|sums| rounded_gradient(sums, [c], dtype)));
             out.truncate(arity);
             out
         };
@@ -134,7 +141,7 @@ impl<const D: usize> Operation<D> {
     /// The output, with its backward.
     fn attach(self) -> Tensor<D> {
         let (y, inputs, gradients) = self.parts();
-        vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Values::from_gradient(dy), None))
+        vjp::attach_some(y, inputs, move |dy: Tensor<D>| gradients(Typed::from_gradient(dy), None))
     }
 
     /// Output and the stream `x`, whose gradient is added to the norm's in the same pass.
@@ -147,9 +154,9 @@ impl<const D: usize> Operation<D> {
         let (y, inputs, gradients) = self.parts();
         let outputs = vec![y.into_dispatch(), x.clone().without_autodiff().into_dispatch()];
         let outputs = vjp::attach_all(outputs, inputs, move |of_outputs| {
-            let values = |gradient| Values::from_gradient(Tensor::<D>::from_dispatch(gradient));
+            let values = |gradient| Typed::from_gradient(Tensor::<D>::from_dispatch(gradient));
             let [dy, stream] = <[_; 2]>::try_from(of_outputs).expect("one for each output").map(|g| g.map(values));
-            let dy = dy.unwrap_or_else(|| Values::from_vec(vec![0.0; dims.iter().product()], dims));
+            let dy = dy.unwrap_or_else(|| Typed::from_vec(vec![E::zeroed(); dims.iter().product()], dims));
             gradients(dy, stream)
         });
         let [y, stream] = <[_; 2]>::try_from(outputs).expect("as many as were given").map(Tensor::from_dispatch);

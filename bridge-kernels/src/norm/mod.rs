@@ -7,6 +7,7 @@ mod flex;
 
 use burn::tensor::Tensor;
 
+use crate::flex::by_element;
 use crate::precision::{narrow, widen};
 use crate::recomputable::Recomputable;
 
@@ -27,7 +28,8 @@ pub fn rms_norm<const D: usize>(x: Tensor<D>, weight_c: Tensor<1>, epsilon: f64)
     if let Some(y) = cube::rms_norm(&x, &weight_c, epsilon) {
         return y;
     }
-    flex::rms_norm(&x, &weight_c, epsilon).unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
+    by_element!(x, E => flex::rms_norm::<E, D>(&x, &weight_c, epsilon))
+        .unwrap_or_else(|| rms_norm_reference(x, weight_c, epsilon))
 }
 
 /// Layer norm (Ba et al., arXiv:1607.06450): `(x - mean) / sqrt(variance + epsilon) * weight +
@@ -52,7 +54,7 @@ pub fn layer_norm<const D: usize>(
     if let Some(y) = cube::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
         return y;
     }
-    flex::layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+    by_element!(x, E => flex::layer_norm::<E, D>(&x, &weight_c, bias_c.as_ref(), epsilon))
         .unwrap_or_else(|| layer_norm_reference(x, weight_c, bias_c, epsilon))
 }
 
@@ -78,7 +80,7 @@ pub fn residual_rms_norm<const D: usize>(
     if let Some((y, x)) = cube::residual_rms_norm(&x, &weight_c, epsilon) {
         return (y.into(), x);
     }
-    flex::residual_rms_norm(&x, &weight_c, epsilon)
+    by_element!(x, E => flex::residual_rms_norm::<E, D>(&x, &weight_c, epsilon))
         .unwrap_or_else(|| (rms_norm(x.clone(), weight_c, epsilon).into(), x))
 }
 
@@ -100,7 +102,7 @@ pub fn residual_layer_norm<const D: usize>(
     if let Some((y, x)) = cube::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon) {
         return (y.into(), x);
     }
-    flex::residual_layer_norm(&x, &weight_c, bias_c.as_ref(), epsilon)
+    by_element!(x, E => flex::residual_layer_norm::<E, D>(&x, &weight_c, bias_c.as_ref(), epsilon))
         .unwrap_or_else(|| (layer_norm(x.clone(), weight_c, bias_c, epsilon).into(), x))
 }
 

@@ -20,7 +20,7 @@ pub use steps::{AdamW, AdamWState, UpdateStep};
 pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 
 use self::steps::AdamWConstants;
-use crate::precision::widen;
+use crate::precision::{narrow, widen};
 
 /// One AdamW update (Loshchilov and Hutter, arXiv:1711.05101), in the order of operations of
 /// `torch.optim.AdamW`.
@@ -96,7 +96,7 @@ impl AdamWUpdates {
             true => flex::adamw(state, &gradient, AdamWConstants::new(rule, step)),
             false => adamw_reference(state, gradient, rule, step),
         };
-        let rounded = dtype.map(|dtype| state.parameter.clone().cast(dtype));
+        let rounded = dtype.map(|dtype| narrow(state.parameter.clone(), dtype.into()));
         (state, rounded)
     }
 

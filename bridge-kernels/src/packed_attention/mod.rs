@@ -14,6 +14,7 @@ use burn::tensor::Tensor;
 pub use packed::PackedHeads;
 
 use crate::attention::{AttentionOptions, attention};
+use crate::flex::by_element;
 use crate::rotary::{Positions, RotaryTable, apply_rotary};
 
 /// Causal attention of a sequence to itself: [`PackedHeads::unpack`], [`apply_rotary`] on queries
@@ -41,7 +42,7 @@ pub fn packed_attention(
     if let Some([q_bthd, k_btgd, v_btgd]) = cube::unpack(&qkv_btf, packed, rotary) {
         return attention(q_bthd, k_btgd, v_btgd, options);
     }
-    flex::packed_attention(&qkv_btf, packed, rotary, options)
+    by_element!(qkv_btf, E => flex::packed_attention::<E>(&qkv_btf, packed, rotary, options))
         .unwrap_or_else(|| reference(qkv_btf, packed, rotary, options))
 }
 

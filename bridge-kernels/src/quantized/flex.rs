@@ -3,45 +3,49 @@
 use std::sync::Arc;
 
 use burn::backend::Flex;
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 use super::cpu as kernel;
 use super::{LinearWeight, QuantizedMatrix};
+use crate::cpu::element::Element;
 use crate::cpu::gemm::Matrix;
 use crate::cross_entropy::cpu::Projection;
-use crate::flex::{Values, gradient, tensor, tracked};
+use crate::flex::{Typed, Values, gradient, tensor, tracked};
 use crate::linear::cpu as linear;
 use crate::linear::flex::bias_gradient;
 use crate::vjp::{self, Lift};
 
 /// A weight in the memory of this process.
-pub(crate) enum Held {
-    Whole(Values),
+pub(crate) enum Held<E = f32> {
+    Whole(Typed<E>),
     Quantized(Arc<QuantizedMatrix>),
 }
 
-impl Held {
-    /// `None` for a tensor that is somewhere else.
+impl<E: Element> Held<E> {
+    /// `None` for a tensor that is somewhere else or has other elements, or a quantised weight in
+    /// products of other elements than float32.
     pub fn new(weight: &LinearWeight) -> Option<Self> {
-        Some(match weight {
-            LinearWeight::Whole(weight_oi) => Self::Whole(Values::from_tensor(weight_oi)?.without_flips()),
-            LinearWeight::Quantized(matrix) => Self::Quantized(Arc::clone(matrix)),
-        })
+        match weight {
+            LinearWeight::Whole(weight_oi) => Some(Self::Whole(Typed::from_tensor(weight_oi)?.without_flips())),
+            LinearWeight::Quantized(matrix) => (E::DTYPE == DType::F32).then(|| Self::Quantized(Arc::clone(matrix))),
+        }
     }
 
+    /// The weight as an output projection.
+    pub fn projection(&self) -> Projection<'_, E> {
+        match self {
+            Self::Whole(weight) => Projection::Whole(weight.matrix()),
+            Self::Quantized(matrix) => Projection::Quantized(matrix),
+        }
+    }
+}
+
+impl Held {
     /// `residual + x w^T + bias`, `[n, o]`.
     pub fn forward(&self, x: Matrix<'_>, bias: Option<&[f32]>, residual: Option<&[f32]>) -> Vec<f32> {
         match self {
             Self::Whole(weight) => linear::forward(x, weight.matrix(), bias, residual),
             Self::Quantized(matrix) => kernel::forward(x, matrix, bias, residual),
-        }
-    }
-
-    /// The weight as an output projection.
-    pub fn projection(&self) -> Projection<'_> {
-        match self {
-            Self::Whole(weight) => Projection::Whole(weight.matrix()),
-            Self::Quantized(matrix) => Projection::Quantized(matrix),
         }
     }
 

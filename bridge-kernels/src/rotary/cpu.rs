@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::table::RotaryPairing;
 use crate::cpu::buffer::filled;
+use crate::cpu::element::Element;
 use crate::cpu::simd::vectorised;
 
 /// Elements of one task, about.
@@ -40,7 +41,7 @@ pub struct Rotation<'a> {
 }
 
 /// A rotated copy of `x`, whose tokens (`[heads, head_size]` each) have the given positions.
-pub fn rotate(x: &[f32], positions: &[usize], rotation: Rotation<'_>, direction: Direction) -> Vec<f32> {
+pub fn rotate<E: Element>(x: &[E], positions: &[usize], rotation: Rotation<'_>, direction: Direction) -> Vec<E> {
     filled(x.len(), |y| {
         let (tokens, width) = chunk(rotation);
         let tasks = y.par_chunks_mut(tokens * width).zip(x.par_chunks(tokens * width));
@@ -56,7 +57,7 @@ pub fn rotate(x: &[f32], positions: &[usize], rotation: Rotation<'_>, direction:
 }
 
 /// [`rotate`] without the copy.
-pub fn rotate_in_place(x: &mut [f32], positions: &[usize], rotation: Rotation<'_>, direction: Direction) {
+pub fn rotate_in_place<E: Element>(x: &mut [E], positions: &[usize], rotation: Rotation<'_>, direction: Direction) {
     let (tokens, width) = chunk(rotation);
     x.par_chunks_mut(tokens * width).zip(positions.par_chunks(tokens)).for_each(|(x, positions)| {
         vectorised!({
@@ -74,7 +75,7 @@ fn chunk(rotation: Rotation<'_>) -> (usize, usize) {
 }
 
 #[inline(always)]
-fn token(x: &mut [f32], position: usize, rotation: Rotation<'_>, direction: Direction) {
+fn token<E: Element>(x: &mut [E], position: usize, rotation: Rotation<'_>, direction: Direction) {
     let Rotation { pairs, head_size, group, rotated, .. } = rotation;
     let cos = &rotation.cos[position * pairs..][..pairs];
     let sin = &rotation.sin[position * pairs..][..pairs];
@@ -101,6 +102,7 @@ fn token(x: &mut [f32], position: usize, rotation: Rotation<'_>, direction: Dire
 
 /// A point rotated by the angle with this cosine and sine.
 #[inline(always)]
-fn rotate_pair(x1: f32, x2: f32, cos: f32, sin: f32) -> (f32, f32) {
-    (x1 * cos - x2 * sin, x2 * cos + x1 * sin)
+fn rotate_pair<E: Element>(x1: E, x2: E, cos: f32, sin: f32) -> (E, E) {
+    let (x1, x2) = (x1.wide(), x2.wide());
+    (E::narrow(x1 * cos - x2 * sin), E::narrow(x2 * cos + x1 * sin))
 }

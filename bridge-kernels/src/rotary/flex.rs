@@ -4,15 +4,22 @@ use burn::tensor::Tensor;
 
 use super::cpu::{Direction, Rotation, rotate, rotate_in_place};
 use super::table::{Positions, RotaryPairing, RotaryTable};
-use crate::flex::{Values, attach_one, gradient, indices, tensor};
+use crate::cpu::element::Element;
+use crate::flex::{Typed, Values, attach_one, gradient, indices, tensor};
 
-pub(crate) fn apply_rotary(x_bthd: &Tensor<4>, table: &RotaryTable, positions: &Positions) -> Option<Tensor<4>> {
+pub(crate) fn apply_rotary<E: Element>(
+    x_bthd: &Tensor<4>,
+    table: &RotaryTable,
+    positions: &Positions,
+) -> Option<Tensor<4>> {
     let dims = x_bthd.dims();
     let [b, t, heads, head_size] = dims;
-    let values = Values::contiguous_of(x_bthd)?;
+    let values = Typed::<E>::contiguous_of(x_bthd)?;
     let rotation = BatchRotation::new(table, positions, [b, t], [heads, 1, 1], head_size)?;
     let y = tensor(rotation.copy(values.slice(), Direction::Forward), dims);
-    Some(attach_one(y, x_bthd.clone(), move |dy| gradient(rotation.copy(dy.slice(), Direction::Backward), dims)))
+    Some(attach_one(y, x_bthd.clone(), move |dy: Typed<E>| {
+        gradient(rotation.copy(dy.slice(), Direction::Backward), dims)
+    }))
 }
 
 /// A rotation of all tokens of a batch.
@@ -29,7 +36,7 @@ pub(crate) struct BatchRotation {
 
 impl BatchRotation {
     /// By the positions of `b * t` tokens, each of `heads` heads in groups of `group`, of which the
-    /// first `rotated` are rotated; `None` if the tables are not float32 on Flex. Panics if a
+    /// first `rotated` are rotated; `None` if the tables are not on Flex. Panics if a
     /// position lies beyond the table.
     pub fn new(
         table: &RotaryTable,
@@ -39,7 +46,7 @@ impl BatchRotation {
         head_size: usize,
     ) -> Option<Self> {
         let (cos, sin) = table.cos_sin();
-        let (cos, sin) = (Values::contiguous_of(cos)?, Values::contiguous_of(sin)?);
+        let (cos, sin) = (Values::widened_of(cos)?, Values::widened_of(sin)?);
         let positions: Vec<usize> = match positions {
             Positions::From(offset) => (0..b).flat_map(|_| *offset..offset + t).collect(),
             Positions::Explicit(ids_bt) => indices(ids_bt)?,
@@ -53,12 +60,12 @@ impl BatchRotation {
     }
 
     /// A rotated copy.
-    pub fn copy(&self, x: &[f32], direction: Direction) -> Vec<f32> {
+    pub fn copy<E: Element>(&self, x: &[E], direction: Direction) -> Vec<E> {
         rotate(x, &self.positions, self.rotation(), direction)
     }
 
     /// Rotates.
-    pub fn in_place(&self, x: &mut [f32], direction: Direction) {
+    pub fn in_place<E: Element>(&self, x: &mut [E], direction: Direction) {
         rotate_in_place(x, &self.positions, self.rotation(), direction);
     }
 

@@ -10,6 +10,7 @@ use burn::tensor::Tensor;
 
 pub use table::{Positions, RotaryPairing, RotaryTable};
 
+use crate::flex::by_element;
 use crate::precision::narrow;
 
 /// Rotates the first [`RotaryTable::rotary_size`] elements of every head by its position; the rest
@@ -30,7 +31,8 @@ pub fn apply_rotary(x_bthd: Tensor<4>, table: &RotaryTable, positions: &Position
     if let Some(y) = cube::apply_rotary(&x_bthd, table, positions) {
         return y;
     }
-    flex::apply_rotary(&x_bthd, table, positions).unwrap_or_else(|| reference(x_bthd, table, positions))
+    by_element!(x_bthd, E => flex::apply_rotary::<E>(&x_bthd, table, positions))
+        .unwrap_or_else(|| reference(x_bthd, table, positions))
 }
 
 /// [`apply_rotary`] in plain Burn operations.

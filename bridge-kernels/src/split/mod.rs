@@ -4,6 +4,8 @@ mod flex;
 
 use burn::tensor::Tensor;
 
+use crate::flex::by_element;
+
 /// Columns of `x`, in parts of these sizes.
 ///
 /// Gradients of the parts are written side by side once, instead of each into a zeroed copy of the
@@ -17,7 +19,7 @@ use burn::tensor::Tensor;
 pub fn split<const D: usize, const N: usize>(x: Tensor<D>, sizes: [usize; N]) -> [Tensor<D>; N] {
     let columns = x.dims()[D - 1];
     assert_eq!(sizes.iter().sum::<usize>(), columns, "parts of {sizes:?} of {columns} columns");
-    flex::split(&x, sizes).unwrap_or_else(|| split_reference(x, sizes))
+    by_element!(x, E => flex::split::<E, D, N>(&x, sizes)).unwrap_or_else(|| split_reference(x, sizes))
 }
 
 /// [`split`] in plain Burn operations.

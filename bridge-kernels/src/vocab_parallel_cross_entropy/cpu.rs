@@ -4,6 +4,7 @@ use rayon::prelude::*;
 
 use super::shard::VocabularyShard;
 use crate::activation::cpu::softcap_in_place;
+use crate::cpu::element::Element;
 use crate::cpu::simd::{exp_in_place, exp_or_zero, max, sum_map, vectorised};
 use crate::cross_entropy::CrossEntropyOptions;
 use crate::cross_entropy::cpu::{LossAndGradients, Problem, WantedGradients, in_chunks, token_loss};
@@ -25,7 +26,11 @@ struct Chunk<'a> {
 /// of the hidden states.
 ///
 /// `problem.targets` count from the start of the whole vocabulary.
-pub fn solve(problem: Problem<'_>, wanted: WantedGradients, shard: &VocabularyShard<'_>) -> LossAndGradients {
+pub fn solve<E: Element>(
+    problem: Problem<'_, E>,
+    wanted: WantedGradients,
+    shard: &VocabularyShard<'_>,
+) -> LossAndGradients {
     let v = problem.weight.rows();
     in_chunks(problem, wanted, |range, logits, losses| {
         let (targets, mask) = (&problem.targets[range.clone()], &problem.mask[range]);

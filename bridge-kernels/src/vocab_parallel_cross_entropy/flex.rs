@@ -4,13 +4,14 @@ use burn::tensor::Tensor;
 
 use super::cpu::solve;
 use super::shard::{Targets, VocabularyShard};
+use crate::cpu::element::Element;
 use crate::cross_entropy::cpu::Problem;
 use crate::cross_entropy::flex::{attached, checked_targets};
 use crate::cross_entropy::{CrossEntropyOptions, OutputLayer};
-use crate::flex::{Values, integers};
+use crate::flex::{Typed, Values, integers};
 use crate::quantized::flex::Held;
 
-pub(crate) fn vocab_parallel_cross_entropy(
+pub(crate) fn vocab_parallel_cross_entropy<E: Element>(
     x_nc: &Tensor<2>,
     output: &OutputLayer,
     targets: &Targets,
@@ -20,9 +21,9 @@ pub(crate) fn vocab_parallel_cross_entropy(
     if targets.mask_n.is_tracked() {
         return None;
     }
-    let x = Values::from_tensor(x_nc)?.without_flips();
+    let x = Typed::<E>::from_tensor(x_nc)?.without_flips();
     let weight = Held::new(&output.weight_vc)?;
-    let bias = Values::of_optional(output.bias_v.as_ref())?;
+    let bias = output.wide_bias::<E>()?;
     let mask = Values::contiguous_of(&targets.mask_n)?;
     let ids = checked_targets(&integers(&targets.ids_n)?, mask.slice(), shard.size);
     let wanted = output.wanted_gradients(x_nc);

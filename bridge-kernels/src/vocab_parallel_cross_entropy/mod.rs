@@ -15,6 +15,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 pub use shard::{Targets, VocabularyExchange, VocabularyShard};
 
 use crate::cross_entropy::{CrossEntropyOptions, OutputLayer, cap};
+use crate::flex::by_element;
 use crate::linear::linear;
 use crate::precision::widen;
 
@@ -55,7 +56,7 @@ pub fn vocab_parallel_cross_entropy(
         targets.ids_n.dims(),
         targets.mask_n.dims()
     );
-    flex::vocab_parallel_cross_entropy(&x_nc, &output, &targets, shard, options)
+    by_element!(x_nc, E => flex::vocab_parallel_cross_entropy::<E>(&x_nc, &output, &targets, shard, options))
         .unwrap_or_else(|| reference(x_nc, output, targets, shard, options))
 }
 

@@ -53,7 +53,7 @@ impl Table for HostStandIn {
         let primitive = x.clone().try_into_primitive::<Flex>().ok()?;
         // Tensors of 16 bits lose their strides when they are widened.
         let strides =
-            if element == Element::F32 { Values(primitive).strided().map(|(_, strides)| strides) } else { None };
+            if element == Element::F32 { Values::new(primitive).strided().map(|(_, strides)| strides) } else { None };
         let matrix = strides.and_then(|strides| Matrix::from_strides(&x.dims(), &strides, element));
         if let Some(matrix) = matrix {
             return Some(Operand { tensor: x, matrix });

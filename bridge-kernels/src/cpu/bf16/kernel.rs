@@ -1,0 +1,359 @@
+//! Micro-kernels of products with bfloat16 operands for AVX-512: tiles with sums in float32, and
+//! the packing of operands.
+//!
+//! A panel holds some vectors (rows of the left operand, columns of the right one) in the order in
+//! which tiles read them: a `u32` of every vector for each step along `k`. With `PAIRS` that is two
+//! elements in bfloat16 for `vdpbf16ps`, without it one in float32.
+
+use std::arch::x86_64::{
+    __m256i, __m512, __m512bh, __m512i, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16, _mm512_add_ps,
+    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
+    _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_loadu_si512,
+    _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps, _mm512_mul_ps,
+    _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4,
+    _mm512_slli_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+
+use burn::tensor::DType;
+use bytemuck::{Pod, Zeroable};
+
+use crate::cpu::element::Element;
+use crate::cpu::gemm::{Matrix, MatrixMut};
+
+/// Rows of a tile, at most: 28 of the 32 registers hold sums.
+pub const ROWS: usize = 14;
+/// Columns of a tile: two registers.
+pub const COLUMNS: usize = 2 * LANES;
+/// Float32 values of a register.
+const LANES: usize = 16;
+
+/// A cache line of a panel.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Line([u32; LANES]);
+
+// SAFETY: an array of values, without padding.
+unsafe impl Zeroable for Line {}
+// SAFETY: as above.
+unsafe impl Pod for Line {}
+
+impl Line {
+    /// The values of adjacent lines.
+    pub fn values(lines: &[Self]) -> &[u32] {
+        bytemuck::cast_slice(lines)
+    }
+}
+
+/// Steps along `k` that `len` elements take.
+pub const fn steps<const PAIRS: bool>(len: usize) -> usize {
+    if PAIRS { len.div_ceil(2) } else { len }
+}
+
+/// Packs the rows of `rows`, at most [`ROWS`], into a panel as wide as they are many.
+///
+/// # Safety
+/// The machine must have AVX-512 F, BW, VL, DQ and BF16.
+pub unsafe fn pack_rows<E: Element, const PAIRS: bool>(panel: &mut [u32], rows: Matrix<'_, E>) {
+    assert_eq!(panel.len(), rows.rows() * steps::<PAIRS>(rows.cols()), "a panel fits its rows");
+    // SAFETY: the panel has room, and the matrix was checked against its slice.
+    unsafe { pack::<E, PAIRS>(panel.as_mut_ptr(), rows.rows(), rows.rows(), rows) };
+}
+
+/// Packs the columns of `columns`, at most [`COLUMNS`], into a panel of that width, with zeros for
+/// missing columns.
+///
+/// # Safety
+/// As [`pack_rows`].
+pub unsafe fn pack_columns<E: Element, const PAIRS: bool>(panel: &mut [Line], columns: Matrix<'_, E>) {
+    assert_eq!(panel.len(), 2 * steps::<PAIRS>(columns.rows()), "a panel fits its columns");
+    let vectors = columns.t();
+    for half in 0..2 {
+        let first = (half * LANES).min(vectors.rows());
+        let count = (vectors.rows() - first).min(LANES);
+        // SAFETY: as above; each half writes a line of the two of a step.
+        unsafe {
+            let to = panel.as_mut_ptr().cast::<u32>().wrapping_add(half * LANES);
+            pack::<E, PAIRS>(to, COLUMNS, LANES, vectors.row_range(first, count));
+        }
+    }
+}
+
+/// Packs at most [`LANES`] rows of `vectors`. A step writes `lanes` values, zeros for missing rows,
+/// and steps are `width` values apart.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn pack<E: Element, const PAIRS: bool>(panel: *mut u32, width: usize, lanes: usize, vectors: Matrix<'_, E>) {
+    let (start, count, len) = (vectors.as_ptr(), vectors.rows(), vectors.cols());
+    let [vector_stride, stride] = vectors.strides();
+    let stored = first(lanes);
+    let per_step = if PAIRS { 2 } else { 1 };
+    // SAFETY: masks leave out what lies beyond the matrix or the panel.
+    unsafe {
+        if stride == 1 {
+            for k in (0..len).step_by(per_step * LANES) {
+                let left = (len - k).min(per_step * LANES);
+                let mut rows = [_mm512_setzero_si512(); LANES];
+                for (i, row) in rows.iter_mut().enumerate().take(count) {
+                    let from = start.add(i * vector_stride + k);
+                    *row = if PAIRS { narrow_along(from, left) } else { widened(from, first(left)) };
+                }
+                transpose(&mut rows);
+                let to = panel.add(k / per_step * width);
+                for (i, row) in rows.iter().enumerate().take(left.div_ceil(per_step)) {
+                    _mm512_mask_storeu_epi32(to.add(i * width).cast(), stored, *row);
+                }
+            }
+            return;
+        }
+        for k in (0..len).step_by(per_step) {
+            let to = panel.add(k / per_step * width);
+            let second = PAIRS && k + 1 < len;
+            let step = |from: *const E, mask: u16| match PAIRS {
+                true => pairs(from, from.wrapping_add(stride), mask, if second { mask } else { 0 }),
+                false => widened(from, mask),
+            };
+            if vector_stride == 1 {
+                let values = step(start.add(k * stride), first(count));
+                _mm512_mask_storeu_epi32(to.cast(), stored, values);
+            } else {
+                for i in 0..lanes {
+                    let from = start.wrapping_add(i * vector_stride + k * stride);
+                    let value = step(from, u16::from(i < count));
+                    _mm512_mask_storeu_epi32(to.add(i).cast(), 1, value);
+                }
+            }
+        }
+    }
+}
+
+/// Mask of the first `count` lanes.
+fn first(count: usize) -> u16 {
+    ((1_u32 << count) - 1) as u16
+}
+
+/// `count` adjacent elements in bfloat16, at most 32, and zeros.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn narrow_along<E: Element>(from: *const E, count: usize) -> __m512i {
+    let mask = ((1_u64 << count) - 1) as u32;
+    // SAFETY: masked elements are not read.
+    unsafe {
+        match E::DTYPE {
+            DType::F32 => {
+                let low = _mm512_maskz_loadu_ps(mask as u16, from.cast());
+                let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(LANES).cast());
+                bits(_mm512_cvtne2ps_pbh(high, low))
+            }
+            _ => _mm512_maskz_loadu_epi16(mask, from.cast()),
+        }
+    }
+}
+
+/// Pairs in bfloat16 of adjacent elements from `one` and from `other`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn pairs<E: Element>(one: *const E, other: *const E, one_mask: u16, other_mask: u16) -> __m512i {
+    // SAFETY: masked elements are not read.
+    let (low, high) = unsafe {
+        match E::DTYPE {
+            DType::F32 => {
+                let one = _mm512_maskz_loadu_ps(one_mask, one.cast());
+                let both = bits(_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(other_mask, other.cast()), one));
+                (_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both))
+            }
+            _ => (_mm256_maskz_loadu_epi16(one_mask, one.cast()), _mm256_maskz_loadu_epi16(other_mask, other.cast())),
+        }
+    };
+    _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high)))
+}
+
+/// Adjacent elements in float32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn widened<E: Element>(from: *const E, mask: u16) -> __m512i {
+    // SAFETY: masked elements are not read.
+    unsafe {
+        match E::DTYPE {
+            DType::F32 => _mm512_castps_si512(_mm512_maskz_loadu_ps(mask, from.cast())),
+            _ => _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()))),
+        }
+    }
+}
+
+#[inline(always)]
+fn bits(x: __m512bh) -> __m512i {
+    // SAFETY: both are 64 bytes, and any bits are valid.
+    unsafe { std::mem::transmute(x) }
+}
+
+#[inline(always)]
+fn halves(x: __m512i) -> __m512bh {
+    // SAFETY: as above.
+    unsafe { std::mem::transmute(x) }
+}
+
+/// Transposes 16 x 16 values of 32 bits.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn transpose(r: &mut [__m512i; LANES]) {
+    let mut t = *r;
+    for i in (0..LANES).step_by(2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    for i in (0..LANES).step_by(4) {
+        r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
+        r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
+        r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
+        r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
+    }
+    for i in 0..4 {
+        t[i] = _mm512_shuffle_i32x4::<0x88>(r[i], r[i + 4]);
+        t[i + 4] = _mm512_shuffle_i32x4::<0xdd>(r[i], r[i + 4]);
+        t[i + 8] = _mm512_shuffle_i32x4::<0x88>(r[i + 8], r[i + 12]);
+        t[i + 12] = _mm512_shuffle_i32x4::<0xdd>(r[i + 8], r[i + 12]);
+    }
+    for i in 0..4 {
+        r[i] = _mm512_shuffle_i32x4::<0x88>(t[i], t[i + 8]);
+        r[i + 8] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[i + 8]);
+        r[i + 4] = _mm512_shuffle_i32x4::<0x88>(t[i + 4], t[i + 12]);
+        r[i + 12] = _mm512_shuffle_i32x4::<0xdd>(t[i + 4], t[i + 12]);
+    }
+}
+
+/// Values that are added to `scale` times a product.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    pub scale: f32,
+    /// `[m, n]`: partial sums, which may be in the memory of the output.
+    pub sums: Option<&'a MatrixMut<'a>>,
+    /// `[n]`.
+    pub bias: Option<&'a [f32]>,
+    /// `[m, n]`, with adjacent columns.
+    pub residual: Option<Matrix<'a, half::bf16>>,
+}
+
+/// [`Terms`] of a tile, with the elements from one row to the next.
+#[derive(Clone, Copy)]
+struct TileTerms {
+    scale: f32,
+    sums: Option<(*mut f32, usize)>,
+    bias: Option<*const f32>,
+    residual: Option<(*const half::bf16, usize)>,
+}
+
+impl TileTerms {
+    fn new(terms: Terms<'_>, row: usize, column: usize) -> Self {
+        let Terms { scale, sums, bias, residual } = terms;
+        Self {
+            scale,
+            sums: sums.map(|sums| sums.start(row, column)),
+            bias: bias.map(|bias| bias[column..].as_ptr()),
+            residual: residual.map(|x| (x.data()[row * x.strides()[0] + column..].as_ptr(), x.strides()[0])),
+        }
+    }
+}
+
+/// Computes the tile of `out` that begins at a row and column, from panels of `rows` rows and of
+/// [`COLUMNS`] columns, and adds its part of `terms`, which are as large as `out`.
+///
+/// # Safety
+/// No other task may touch the tile at the same time, the partial sums must be as large as `out`,
+/// and the machine must have what [`pack_rows`] needs.
+pub unsafe fn tile<O: Element, const PAIRS: bool>(
+    out: &MatrixMut<'_, O>,
+    [row, column]: [usize; 2],
+    rows: usize,
+    [a, b]: [&[u32]; 2],
+    terms: Terms<'_>,
+) {
+    let steps = b.len() / COLUMNS;
+    let columns = (out.cols() - column).min(COLUMNS);
+    assert!(a.len() == rows * steps && b.len() == COLUMNS * steps && row + rows <= out.rows(), "panels of one tile");
+    let terms = TileTerms::new(terms, row, column);
+    let (start, stride) = out.start(row, column);
+    macro_rules! by_rows {
+        ($($rows:literal)+) => {
+            match rows {
+                // SAFETY: the panels and the tile have these sizes.
+                $($rows => unsafe { tile_of::<O, $rows, PAIRS>(steps, a.as_ptr(), b.as_ptr(), start, stride, columns, terms) },)+
+                _ => unreachable!("a tile has at most {ROWS} rows"),
+            }
+        };
+    }
+    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn tile_of<O: Element, const R: usize, const PAIRS: bool>(
+    steps: usize,
+    mut a: *const u32,
+    mut b: *const u32,
+    out: *mut O,
+    stride: usize,
+    columns: usize,
+    terms: TileTerms,
+) {
+    let mut sums = [[_mm512_setzero_ps(); 2]; R];
+    // SAFETY: the caller has panels of these sizes, and masks leave out columns that are not there.
+    unsafe {
+        for _ in 0..steps {
+            let right = [_mm512_loadu_si512(b.cast()), _mm512_loadu_si512(b.add(LANES).cast())];
+            for (i, sums) in sums.iter_mut().enumerate() {
+                let left = _mm512_set1_epi32(*a.add(i) as i32);
+                for (sum, right) in sums.iter_mut().zip(right) {
+                    *sum = match PAIRS {
+                        true => _mm512_dpbf16_ps(*sum, halves(left), halves(right)),
+                        false => _mm512_fmadd_ps(_mm512_castsi512_ps(left), _mm512_castsi512_ps(right), *sum),
+                    };
+                }
+            }
+            a = a.add(R);
+            b = b.add(COLUMNS);
+        }
+        for (i, sums) in sums.into_iter().enumerate() {
+            for (half, sum) in sums.into_iter().enumerate() {
+                let column = half * LANES;
+                if column < columns {
+                    let mask = first((columns - column).min(LANES));
+                    store(out.add(i * stride + column), mask, with_terms(sum, i, column, mask, &terms));
+                }
+            }
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn with_terms(sum: __m512, row: usize, column: usize, mask: u16, terms: &TileTerms) -> __m512 {
+    let mut y = _mm512_mul_ps(sum, _mm512_set1_ps(terms.scale));
+    // SAFETY: the terms are as large as the tile.
+    unsafe {
+        if let Some((start, stride)) = terms.sums {
+            y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, start.add(row * stride + column)));
+        }
+        if let Some(bias) = terms.bias {
+            y = _mm512_add_ps(y, _mm512_maskz_loadu_ps(mask, bias.add(column)));
+        }
+        if let Some((start, stride)) = terms.residual {
+            let x = widened(start.add(row * stride + column), mask);
+            y = _mm512_add_ps(y, _mm512_castsi512_ps(x));
+        }
+    }
+    y
+}
+
+/// Stores the values of a mask.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn store<O: Element>(to: *mut O, mask: u16, y: __m512) {
+    // SAFETY: masked elements are not written.
+    unsafe {
+        match O::DTYPE {
+            DType::F32 => _mm512_mask_storeu_ps(to.cast(), mask, y),
+            _ => {
+                let y: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(y));
+                _mm256_mask_storeu_epi16(to.cast(), mask, y);
+            }
+        }
+    }
+}
