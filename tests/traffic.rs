@@ -265,6 +265,14 @@ fn contexts() {
     tiny("4", "cp=2 tp=2 mbs=1 gbs=3", &[SEQUENCE]);
     tiny("2", "cp=2", &["dataset.reset_attention_mask=true"]);
     tiny("2", "cp=2", &LATENT);
+    let shared = [
+        "model.experimental_attention_variant=dsa",
+        "model.dsa_indexer_topk=5",
+        "model.dsa_indexer_n_heads=2",
+        "model.dsa_indexer_head_dim=8",
+        "model.dsa_indexer_topk_freq=[1, 0]",
+    ];
+    tiny("4", "pp=2 cp=2 mbs=1 gbs=3", &[&LATENT[..], &shared].concat());
     tiny("4", "cp=2", &[OPTIMIZER]);
 }
 

@@ -4,11 +4,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use burn::tensor::{Bool, Device, Tensor, TensorData};
+use burn::tensor::{Bool, Device, FloatDType, Tensor, TensorData};
 use rayon::prelude::*;
 
-/// Bits of a word.
+/// Bits of a word, and keys of a number.
 const BITS: usize = u64::BITS as usize;
+const BYTE: usize = u8::BITS as usize;
 
 /// Keys that each query attends to, a bit a key: in place of earlier keys, windows and documents.
 ///
@@ -57,6 +58,33 @@ impl KeyChoice {
         let words = (0..b * n).flat_map(rows).flat_map(|(part, rows)| rows.flat_map(|row| part.words_of(row)));
         let ranges = (0..b * n).flat_map(rows).flat_map(|(part, rows)| part.ranges[rows].iter().cloned());
         Self { shape: [b, n, t, s], words: Arc::new(words.copied().collect()), ranges: Arc::new(ranges.collect()) }
+    }
+
+    /// Numbers below 256, `[b, t, f]`, which any float type has exactly: eight keys each.
+    pub fn to_numbers(&self, device: &Device, dtype: FloatDType) -> Tensor<3> {
+        let [b, n, t, s] = self.shape;
+        let width = Self::numbers(s);
+        let rows = (0..b * t).flat_map(|row| (0..n).map(move |head| (row / t * n + head) * t + row % t));
+        let bytes = rows.flat_map(|row| self.words_of(row).iter().flat_map(|word| word.to_le_bytes()).take(width));
+        let numbers: Vec<f32> = bytes.map(f32::from).collect();
+        Tensor::<3>::from_data(TensorData::new(numbers, [b, t, n * width]), device).cast(dtype)
+    }
+
+    /// The choice of `s` keys with [these numbers](Self::to_numbers).
+    pub fn from_numbers(numbers_btf: Tensor<3>, s: usize) -> Self {
+        let ([b, t, f], width) = (numbers_btf.dims(), Self::numbers(s));
+        let numbers: Vec<f32> = numbers_btf.into_data().iter::<f32>().collect();
+        let n = f / width;
+        Self::from_rows([b, n, t, s], |[batch, head, query], marks| {
+            let row = &numbers[((batch * t + query) * n + head) * width..][..width];
+            let is_marked = |key: usize| row[key / BYTE] as u8 >> (key % BYTE) & 1 == 1;
+            marks.iter_mut().enumerate().for_each(|(key, mark)| *mark = is_marked(key));
+        })
+    }
+
+    /// Numbers of a query that has `s` keys.
+    pub fn numbers(s: usize) -> usize {
+        s.div_ceil(BYTE)
     }
 
     /// `[b, n, t, s]`.
@@ -155,6 +183,10 @@ mod tests {
         let whole = choice(9, 0);
         let parts = KeyChoice::cat(&[choice(4, 0), choice(5, 4)]);
         assert_eq!((&whole.words, &whole.ranges), (&parts.words, &parts.ranges));
+        let numbers = whole.to_numbers(&Device::flex(), FloatDType::BF16);
+        assert_eq!(numbers.dims(), [2, 9, 3 * 17]);
+        let read = KeyChoice::from_numbers(numbers, 131);
+        assert_eq!((whole.shape, &whole.words, &whole.ranges), (read.shape, &read.words, &read.ranges));
         let hidden = whole.hidden(0..9, &Device::flex()).into_data().try_into_vec::<bool>().unwrap();
         for (index, hidden) in hidden.into_iter().enumerate() {
             let (row, key) = (index / 131, index % 131);

@@ -78,6 +78,28 @@ pub struct YarnConfig {
     pub truncate: bool,
 }
 
+/// Keys that the queries of a layer attend to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum KeySource {
+    /// The choice of the last layer before it that chooses.
+    Shared,
+    /// A choice of the layer's own.
+    Chosen,
+    /// All keys.
+    All,
+}
+
+impl KeySource {
+    /// Every source, at its number in a list of the setting.
+    pub(crate) const ALL: [Self; 3] = [Self::Shared, Self::Chosen, Self::All];
+
+    /// The sources of all layers; `None` if each layer chooses.
+    pub(crate) fn from_list(sources: Vec<Self>) -> Option<Vec<Self>> {
+        sources.iter().any(|source| *source != Self::Chosen).then_some(sources)
+    }
+}
+
 /// Layers that a setting applies to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -8,7 +8,7 @@ use bridge_core::config::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::choices::{LayerPattern, RopeScaling};
+use super::choices::{KeySource, LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
 use super::moe_codecs;
 use super::section::{SettingCodec, codecs, config_table, setting, setting_or, setting_or_omitted};
@@ -213,6 +213,10 @@ config_table! {
                 section.dsa_indexer_k_norm_epsilon = epsilon.filter(|epsilon| *epsilon != decoder.norm.epsilon);
             },
         };
+        /// Keys that queries of each layer attend to, in models with an indexer; `None` if each layer
+        /// chooses.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        key_sources: Option<Vec<KeySource>> = None => codecs::KEY_SOURCES;
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         encoder: Option<EncoderConfig> = None => SettingCodec {
@@ -431,6 +435,16 @@ config_table! {
         sparse_loss: bool = false => setting!(dsa_indexer_use_sparse_loss);
         /// Pair even with odd elements in rotation instead of the two halves.
         interleaved: bool = false => setting!(dsa_indexer_rope_interleaved);
+        /// The last elements of a head are rotated instead of the first.
+        #[serde(default)]
+        rotates_last: bool = false => setting!(dsa_indexer_rope_last);
+        /// Keys are chosen in blocks of so many, by each head for as many query heads; `None`
+        /// chooses single keys, by the weighted sum over heads.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        block_size: Option<usize> = None => setting!(dsa_indexer_block_size);
+        /// Last blocks that are always chosen.
+        #[serde(default)]
+        local_blocks: usize = 1 => setting!(dsa_indexer_local_blocks);
         /// Epsilon of the norm of keys.
         norm_epsilon: f64 = 1e-6 => SettingCodec {
             read: |section, _| Ok(section.dsa_indexer_k_norm_epsilon.unwrap_or(section.layernorm_epsilon)),
@@ -492,6 +506,10 @@ config_table! {
         /// Bounds of the experts' units by layer, as `output_limits` of other blocks.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         output_limits: Option<Vec<f64>> = None => setting!(moe_glu_output_limits);
+        /// Bound of the gates of the experts' units from above and of their linear halves on both
+        /// sides; `None` is as in other blocks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        activation_clamp: Option<f64> = None => setting!(moe_activation_func_clamp_value);
         /// Width that experts read and write, with linear layers from and to the residual stream;
         /// `None` is that of the stream.
         #[serde(default)]

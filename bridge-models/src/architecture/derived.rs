@@ -5,8 +5,10 @@ use std::borrow::Cow;
 use bridge_core::config::{Activation, OutputGateForm};
 use bridge_kernels::{FeedForwardUnit, GatedUnit};
 
-use super::choices::RopeScaling;
-use super::config::{DecoderConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig, WindowedConfig};
+use super::choices::{KeySource, RopeScaling};
+use super::config::{
+    DecoderConfig, IndexerConfig, MoeConfig, PositionEmbedding, QueryScaleConfig, RopeConfig, WindowedConfig,
+};
 use super::hybrid::HybridBlock;
 
 /// Name in boundaries of the output of experts that is added at the end of the next layer.
@@ -157,6 +159,35 @@ impl DecoderConfig {
     /// Elements of a head that rotary embedding works on, whole or in part.
     pub fn rotary_head(&self) -> usize {
         self.latent.as_ref().map_or(self.kv_channels, |latent| latent.qk_pos_emb_head_dim)
+    }
+
+    /// Elements of a head that are rotated.
+    pub(crate) fn rotated_size(&self) -> usize {
+        match &self.position_embedding {
+            PositionEmbedding::Rope(rope) => rope.rotary_size(self.rotary_head()),
+            _ => 0,
+        }
+    }
+
+    /// Keys that queries of layer `index` (global) attend to, if there is an indexer.
+    fn key_source(&self, index: usize) -> KeySource {
+        self.key_sources.as_ref().and_then(|sources| sources.get(index).copied()).unwrap_or(KeySource::Chosen)
+    }
+
+    /// The indexer, if queries of layer `index` (global) attend to chosen keys.
+    pub(crate) fn chosen_keys(&self, index: usize) -> Option<&IndexerConfig> {
+        self.indexer.as_ref().filter(|_| self.key_source(index) != KeySource::All)
+    }
+
+    /// The indexer of layer `index` (global), if the layer has one.
+    pub(crate) fn indexer_of(&self, index: usize) -> Option<&IndexerConfig> {
+        self.indexer.as_ref().filter(|_| self.key_source(index) == KeySource::Chosen)
+    }
+
+    /// Layer (global) whose choice of keys layer `index` uses.
+    pub(crate) fn choice_from(&self, index: usize) -> Option<usize> {
+        let shares = self.indexer.is_some() && self.key_source(index) == KeySource::Shared;
+        (0..index).rev().find(|layer| shares && self.indexer_of(*layer).is_some())
     }
 
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just

@@ -50,7 +50,9 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         let message = format!("expected a multiple of model.tensor_model_parallel_size = {ranks}, found {size}");
         return Err(invalid(key, message));
     }
+    let choosing = config.indexer.filter(|indexer| indexer.block_size.is_some());
     let mut groups = [
+        ("model.dsa_indexer_n_heads", choosing.map_or(ranks, |indexer| indexer.heads)),
         ("model.num_query_groups", config.num_query_groups),
         ("model.window_num_query_groups", windowed.num_query_groups),
     ]

@@ -3,7 +3,8 @@
 use bridge_core::config::QkNormScope;
 use bridge_core::model::ModelBuildError;
 
-use super::config::{DecoderConfig, IndexerConfig, LatentConfig, PositionEmbedding};
+use super::choices::KeySource;
+use super::config::{DecoderConfig, IndexerConfig, LatentConfig};
 use super::limits::{LARGEST_SIZE, invalid};
 
 impl DecoderConfig {
@@ -54,10 +55,6 @@ impl DecoderConfig {
             let message = "expected null with multi_latent_attention, which has no query-key-value projection";
             return Err(invalid("model.clip_qkv", message.into()));
         }
-        if self.attention_sinks {
-            let message = "expected false with multi_latent_attention, which has no sinks";
-            return Err(invalid("model.attention_sinks", message.into()));
-        }
         if self.qk_l2_norm {
             let message = "expected false with multi_latent_attention: there the latent vectors have norms";
             return Err(invalid("model.qk_l2_norm", message.into()));
@@ -66,18 +63,15 @@ impl DecoderConfig {
     }
 
     pub(super) fn validate_indexer(&self, indexer: &IndexerConfig) -> Result<(), ModelBuildError> {
-        if self.latent.is_none() {
-            let message = "needs multi_latent_attention = true, whose keys it chooses";
+        if self.latent.is_some() == indexer.block_size.is_some() {
+            let message = "needs multi_latent_attention = true, whose keys it chooses, or else dsa_indexer_block_size";
             return Err(invalid("model.dsa_indexer_topk", message.into()));
         }
-        let rotated = match &self.position_embedding {
-            PositionEmbedding::Rope(rope) => rope.rotary_size(self.rotary_head()),
-            _ => 1,
-        };
         let sizes = [
             ("model.dsa_indexer_topk", indexer.topk, 1),
             ("model.dsa_indexer_n_heads", indexer.heads, 1),
-            ("model.dsa_indexer_head_dim", indexer.head_size, rotated),
+            ("model.dsa_indexer_head_dim", indexer.head_size, self.rotated_size().max(1)),
+            ("model.dsa_indexer_block_size", indexer.block_size.unwrap_or(1), 1),
         ];
         if let Some((key, size, least)) =
             sizes.into_iter().find(|(_, size, least)| !(*least..=LARGEST_SIZE).contains(size))
@@ -91,10 +85,60 @@ impl DecoderConfig {
         if let Some((key, number, _)) = numbers.into_iter().find(|(_, number, fits)| !(*fits && number.is_finite())) {
             return Err(invalid(key, format!("expected a finite number that is not negative, found {number}")));
         }
+        self.validate_key_sources()?;
+        if let Some(size) = indexer.block_size {
+            self.validate_blocks(indexer, size)?;
+        }
         if indexer.loss_coeff > 0.0 && self.recomputed.mla_up_proj {
             let message = "expected null with \"mla_up_proj\" in recompute_modules, which runs attention twice";
             return Err(invalid("model.dsa_indexer_loss_coeff", message.into()));
         }
         Ok(())
+    }
+
+    /// Checks that a layer that shares a choice of keys is behind one that makes it.
+    fn validate_key_sources(&self) -> Result<(), ModelBuildError> {
+        let Some(sources) = &self.key_sources else { return Ok(()) };
+        let shares = sources.contains(&KeySource::Shared);
+        let first = sources.iter().find(|source| **source != KeySource::All);
+        let message = if sources.len() != self.num_layers {
+            format!("expected one entry a layer ({}), found {}", self.num_layers, sources.len())
+        } else if first == Some(&KeySource::Shared) {
+            "expected a layer that chooses before those that share its choice".into()
+        } else if shares && self.window_size.is_some() {
+            "cannot be combined with window_size: layers see other keys".into()
+        } else {
+            return Ok(());
+        };
+        Err(invalid("model.dsa_indexer_topk_freq", message))
+    }
+
+    /// Checks an indexer that chooses blocks of `size` keys, by a head for each group of query heads
+    /// or by one for all.
+    fn validate_blocks(&self, indexer: &IndexerConfig, size: usize) -> Result<(), ModelBuildError> {
+        let key = "model.dsa_indexer_block_size";
+        if !indexer.topk.is_multiple_of(size) {
+            let message = format!("expected a multiple of dsa_indexer_block_size ({size}), found {}", indexer.topk);
+            return Err(invalid("model.dsa_indexer_topk", message));
+        }
+        if ![1, self.num_query_groups].contains(&indexer.heads) {
+            let groups = self.num_query_groups;
+            let message = format!("expected 1 or num_query_groups ({groups}), found {}", indexer.heads);
+            return Err(invalid("model.dsa_indexer_n_heads", message));
+        }
+        if indexer.loss_coeff > 0.0 {
+            let message = "expected null with dsa_indexer_block_size: blocks have no loss";
+            return Err(invalid("model.dsa_indexer_loss_coeff", message.into()));
+        }
+        let reason = if self.window_size.is_some() {
+            "window_size: blocks are counted from the first key"
+        } else if self.hybrid.is_some() || self.encoder.is_some() || self.linear_attention.is_some() {
+            "layers of other kinds than softmax attention"
+        } else if self.num_kv_shared_layers > 0 {
+            "num_kv_shared_layers"
+        } else {
+            return Ok(());
+        };
+        Err(invalid(key, format!("cannot be combined with {reason}")))
     }
 }

@@ -146,7 +146,7 @@ pub(crate) mod codecs {
     use bridge_core::config::{OutputGateForm, PositionEmbeddingType};
 
     use super::*;
-    use crate::architecture::choices::{RopeScaling, YarnConfig};
+    use crate::architecture::choices::{KeySource, RopeScaling, YarnConfig};
     use crate::architecture::config::LinearAttentionConfig;
     use crate::architecture::config::{MoeConfig, PositionEmbedding, RelativeConfig, RopeConfig};
     use crate::architecture::recompute::RecomputedParts;
@@ -413,6 +413,34 @@ pub(crate) mod codecs {
         write: |layers, _, section| {
             let listed = (0..section.num_layers).map(|index| usize::from(layers.includes(index))).collect();
             section.linear_attention_freq = Some(OneOrMany::Many(listed));
+        },
+    };
+
+    /// N: after the first layers every N-th chooses, and layers between share its choice.
+    pub const KEY_SOURCES: SettingCodec<Option<Vec<KeySource>>, DecoderConfig> = SettingCodec {
+        read: |section, decoder| {
+            let first = section.dsa_indexer_skip_topk_offset.max(1);
+            let source = |layer: usize, n: usize| {
+                let chooses = (layer + 1).saturating_sub(first).is_multiple_of(n);
+                if chooses { KeySource::Chosen } else { KeySource::Shared }
+            };
+            let message = match &section.dsa_indexer_topk_freq {
+                _ if decoder.indexer.is_none() => return Ok(None),
+                OneOrMany::One(n @ 1..) => {
+                    return Ok(KeySource::from_list((0..section.num_layers).map(|layer| source(layer, *n)).collect()));
+                }
+                OneOrMany::Many(numbers) if numbers.iter().all(|number| *number < KeySource::ALL.len()) => {
+                    return Ok(KeySource::from_list(numbers.iter().map(|number| KeySource::ALL[*number]).collect()));
+                }
+                found => format!("expected a number of at least 1, or one from 0 to 2 for each layer, found {found:?}"),
+            };
+            Err(invalid("model.dsa_indexer_topk_freq", message))
+        },
+        write: |sources, _, section| {
+            if let Some(sources) = sources {
+                let number = |source: &KeySource| *source as usize;
+                section.dsa_indexer_topk_freq = OneOrMany::Many(sources.iter().map(number).collect());
+            }
         },
     };
 

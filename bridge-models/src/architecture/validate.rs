@@ -247,6 +247,16 @@ impl DecoderConfig {
                 return Err(invalid(key, message.into()));
             }
         }
+        let has_silu = self.gated_linear_unit && self.activation == Activation::Silu;
+        if let Some(clamp) = self.moe.as_ref().and_then(|moe| moe.activation_clamp)
+            && !(clamp > 0.0 && clamp.is_finite() && has_silu && of_experts.is_none())
+        {
+            let message = format!(
+                "expected a number above 0, and gated_linear_unit = true with activation_func = \"silu\" without \
+                 moe_glu_output_limits, found {clamp}"
+            );
+            return Err(invalid("model.moe_activation_func_clamp_value", message));
+        }
         let has_unit = self.gated_linear_unit && self.activation == Activation::QuickGelu;
         match set.into_iter().find(|(_, is_set, is_number)| !is_number || (*is_set && !has_unit)) {
             None => Ok(()),

@@ -21,6 +21,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::chunks::Chunks;
 use super::context_parallel::{Heads, attend};
+use super::indexer::{Indexer, VisibleKeys, choice_of_layer};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig, LowRank};
@@ -48,6 +49,8 @@ pub(crate) struct SelfAttention {
     softmax_offset: Option<Param<Tensor<1>>>,
     /// Gates on the output, where they have a layer of their own.
     linear_gate: Option<Linear>,
+    /// Choice of keys.
+    indexer: Option<Indexer>,
     linear_proj: Linear,
     #[module(skip)]
     settings: Settings,
@@ -138,6 +141,8 @@ pub(crate) struct AttentionInput<'a> {
     pub weight_gradients: Option<&'a WeightGradientStore>,
     /// Keys and values that several layers use.
     pub shared: SharedKeyValues<'a>,
+    /// Choice of keys that several layers use, as numbers.
+    pub choice: Option<&'a mut Option<Tensor<3>>>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
     /// State of a recurrent block after earlier tokens, in generation.
@@ -166,17 +171,29 @@ pub(crate) enum SharedKeyValues<'a> {
 /// and the products of queries, keys and values within the window. A causal product counts half of
 /// the full square.
 fn flops(config: &DecoderConfig, index: usize, inputs: usize, work: &Workload) -> f64 {
-    let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
+    let tokens = work.all_tokens();
     let (inputs, h) = (inputs as f64, config.hidden_size as f64);
     let queries = (config.num_attention_heads * config.kv_channels) as f64;
     let outputs = (config.num_attention_heads * config.value_size()) as f64;
     let projections = inputs * config.projected_size(index) as f64 + h * outputs;
-    let whole = tokens * t;
-    let seen = match config.window(index) {
-        Some(window) => ((window + 1) as f64 * tokens).min(whole),
-        None => whole,
-    };
-    6.0 * projections * tokens + 3.0 * (queries + outputs) * seen
+    6.0 * projections * tokens + 3.0 * (queries + outputs) * seen_keys(config, index, work)
+}
+
+/// Keys that the queries of all tokens see in layer `index` (global).
+pub(super) fn seen_keys(config: &DecoderConfig, index: usize, work: &Workload) -> f64 {
+    let window = config.window(index).map(|window| window + 1);
+    let chosen = config.chosen_keys(index).map(|indexer| indexer.topk);
+    let (tokens, whole) = (work.all_tokens(), work.seq_length as f64);
+    tokens * window.into_iter().chain(chosen).map(|keys| keys as f64).fold(whole, f64::min)
+}
+
+/// The sinks of this rank's heads, if the model has them.
+pub(super) fn sinks(config: &DecoderConfig, scope: &Scope) -> Option<Param<Tensor<1>>> {
+    let (scope, initial) = (scope.child("core_attention"), InitialValues::new(config).weight);
+    let heads = config.num_attention_heads;
+    config
+        .attention_sinks
+        .then(|| scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial, ParameterRole::Bias))
 }
 
 /// Rate and key of the dropout of probabilities. Ranks with different heads draw different masks,
@@ -243,7 +260,10 @@ impl SelfAttention {
         // The kernel works on the whole projection, rotated or not, where nothing comes between.
         let is_whole = config.projected_size(index) == config.qkv_size();
         let shares = !is_whole || config.leaves_keys(index) || config.v_l2_norm;
-        let is_packed = !normalizes && !scales && !gates && ranks == 1 && !config.has_other_values() && !shares;
+        let chooses = config.chosen_keys(index).is_some();
+        let comes_between = normalizes || scales || gates || config.has_other_values() || shares || chooses;
+        let is_packed = !comes_between && ranks == 1;
+        let of_indexer = Indexer::cost(config, index, inputs, [groups * queries_per_group, head_size], work);
         let of_gates = output_gate::cost(config, [groups * queries_per_group, w as usize], work);
         let elements = n * inputs as u64;
         let mut kept = work.input_alone(elements) + queries + keys + values;
@@ -279,15 +299,20 @@ impl SelfAttention {
         let layers = [[inputs, made as usize], [(h * w) as usize, config.hidden_size]];
         let in_hand = layers.map(|layer| work.operands_in_hand(n, layer)).into_iter().max().unwrap_or(0);
         SegmentCost {
-            flops: flops(config, index, inputs, work) + of_gates.flops,
+            flops: flops(config, index, inputs, work) + of_gates.flops + of_indexer.flops,
             // The output is counted too: the next projection keeps it.
-            kept: kept + outputs + of_gates.kept + work.input_besides(n * h * w) + statistics_bytes(h, work),
+            kept: kept
+                + outputs
+                + of_gates.kept
+                + work.input_besides(n * h * w)
+                + statistics_bytes(h, work)
+                + of_indexer.kept,
             // The output is also the input that the next projection keeps.
             modules: vec![
                 (OffloadModule::QkvLinear.name(), of_linear),
                 (OffloadModule::CoreAttn.name(), queries + outputs + (keys + values) * ranks + of_gates.kept),
             ],
-            unmoved: statistics_bytes(h, work) + limits,
+            unmoved: statistics_bytes(h, work) + limits + of_indexer.unmoved,
             // Gradients of the output, and of queries, keys and values.
             backward: queries + outputs + (keys + values) * ranks + terms + in_hand,
             // Operands of the projection of queries, keys and values, and of the output projection.
@@ -307,8 +332,10 @@ impl SelfAttention {
                 },
                 context_exchanges(
                     [d, w].map(|size| n * g * size * work.collective_bytes),
-                    &Chunks::workload(config, index, work),
+                    // An indexer gathers the documents of tokens.
+                    &Workload { documents: work.documents && !chooses, ..Chunks::workload(config, index, work) },
                 ),
+                of_indexer.exchanges,
                 leave_exchanges(row(config.hidden_size), work),
             ]
             .concat(),
@@ -341,10 +368,6 @@ impl SelfAttention {
                 }
             })
         };
-        let sinks = || {
-            let scope = scope.child("core_attention");
-            scope.parameter("softmax_offset", [heads], TensorPartition::Rows, initial.weight, ParameterRole::Bias)
-        };
         let projection = |outputs, cut, name| {
             let layer = LinearConfig { inputs, outputs, bias: config.qkv_bias, cut, initial: initial.weight };
             Linear::new(&layer, scope, name)
@@ -366,8 +389,9 @@ impl SelfAttention {
             linear_k_proj: (!is_fused && !uses).then(|| projection(groups * d, of_keys, "linear_k_proj")),
             q_layernorm: qk_norm("q_layernorm", heads, TensorPartition::Rows),
             k_layernorm: if uses { None } else { qk_norm("k_layernorm", groups, of_keys) },
-            softmax_offset: config.attention_sinks.then(sinks),
+            softmax_offset: sinks(config, scope),
             linear_gate: output_gate::layer(config, w, scope),
+            indexer: config.indexer_of(index).map(|indexer| Indexer::new(config, indexer, inputs, scope)),
             linear_proj: Linear::new(&linear_proj, scope, "linear_proj"),
             settings: Settings {
                 packed: heads_of_a_rank(config, scope.place().tensor.size),
@@ -411,6 +435,13 @@ impl SelfAttention {
         input: AttentionInput<'a>,
     ) -> BlockOutput<'a> {
         let (regions, store) = (input.regions, input.weight_gradients);
+        let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
+        let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
+        let mut index = self.indexer.as_ref().map(|indexer| {
+            let heads = indexer.heads(&x_btc.tensor, &x_btc.tensor, rotary, regions);
+            (indexer, heads)
+        });
+        let stream_btc = x_btc.tensor.clone();
         let x_btc = regions.enter_recomputable(x_btc);
         let [b, t, _] = x_btc.tensor.dims();
         let mut options = AttentionOptions {
@@ -432,12 +463,11 @@ impl SelfAttention {
             y.reshape([b, t, self.settings.packed.groups, 1, self.settings.packed.head_size])
         };
         let added: Vec<_> = branches.iter().map(|branch| heads(branch.forward(x_btc.tensor.clone()))).collect();
-        let rotary = input.rotary.as_ref().filter(|_| self.settings.use_rope);
-        let rotary = rotary.map(|tables| (tables.for_window(self.settings.window), input.positions));
         let has_norms = self.q_layernorm.is_some() || self.settings.l2_norm.is_some();
         let has_others = self.settings.query_scale.is_some() || self.settings.has_other_values;
         let comes_between = has_norms || self.settings.fused_gates || has_others || self.settings.value_norm.is_some();
-        let is_alone = matches!(input.shared, SharedKeyValues::None) && input.state.is_none();
+        let chooses = index.is_some() || input.choice.is_some();
+        let is_alone = matches!(input.shared, SharedKeyValues::None) && input.state.is_none() && !chooses;
         let is_plain = !comes_between && is_alone && regions.context().size() == 1;
         let device = x_btc.tensor.device().without_autodiff();
         let mut stay_in_chunks = |keys: usize| {
@@ -472,8 +502,18 @@ impl SelfAttention {
                 });
                 gates_btf = gates_bthd.map(|gates_bthd| gates_bthd.flatten(2, 3)).or(gates_btf);
                 if let Some(state) = input.state.filter(|_| self.makes_keys()) {
-                    [heads.k_btgd, heads.v_btgd] = state.append([heads.k_btgd, heads.v_btgd]);
+                    let new = [heads.k_btgd, heads.v_btgd];
+                    [heads.k_btgd, heads.v_btgd] = match &mut index {
+                        Some((_, index)) => index.append_keys(state, new),
+                        None => state.append(new),
+                    };
                 }
+                let s = heads.k_btgd.dims()[1] * regions.context().size();
+                let chosen = index.map(|(indexer, heads)| {
+                    let documents = input.document_ids.clone();
+                    indexer.choose(heads, VisibleKeys::new([t, s], self.settings.window, documents, regions))
+                });
+                options.choice = choice_of_layer(chosen.as_ref(), input.choice, s, &stream_btc);
                 if let SharedKeyValues::Left(left) = input.shared {
                     *left = Some([heads.k_btgd.clone(), heads.v_btgd.clone()]);
                 }

@@ -7,6 +7,10 @@
 //! keys or the chosen ones. Backward adds the gradients of this loss, which the loss that the model
 //! returns does not include. Without a weight of the loss the parameters are frozen.
 //!
+//! Another form chooses blocks of keys (MiniMax-M3): each index head chooses for an equal run of
+//! query heads. The score of a block is the largest `q_tj k_s` of its keys; the last blocks are
+//! always chosen.
+//!
 //! Indexers are replicated over tensor-parallel ranks. Further shape letters: `j` heads, `i`
 //! elements of an index head, `f` elements of all.
 
@@ -42,11 +46,18 @@ const FLOAT32: u64 = 4;
 #[derive(Module, Debug)]
 pub(crate) struct Indexer {
     linear_wq_b: Param<Tensor<2>>,
+    q_norm: Option<Norm>,
     linear_wk: Param<Tensor<2>>,
     k_norm: Norm,
-    linear_weights_proj: Param<Tensor<2>>,
+    linear_weights_proj: Option<Param<Tensor<2>>>,
     #[module(skip)]
     config: IndexerConfig,
+    /// The heads that choose for this rank, in the form that chooses blocks.
+    #[module(skip)]
+    own: Range<usize>,
+    /// Elements of a head that are rotated, if they are its last ones.
+    #[module(skip)]
+    rotated: Option<usize>,
 }
 
 /// Queries, keys and weights of an indexer, of the tokens of a tensor-parallel region.
@@ -92,6 +103,20 @@ impl VisibleKeys {
     }
 }
 
+/// Marks the best of a query's `keys` by the scores of all keys, one by one or in blocks.
+fn mark_best_blocks(config: &IndexerConfig, keys: impl Iterator<Item = usize>, scores: &[f32], marks: &mut [bool]) {
+    let keys: Vec<usize> = keys.collect();
+    let size = config.block_size.unwrap_or(1);
+    let largest = |block: &[usize]| block.iter().map(|key| scores[*key]).fold(f32::NEG_INFINITY, f32::max);
+    let mut of_blocks: Vec<f32> = keys.chunks(size).map(largest).collect();
+    let local = if config.block_size.is_some() { config.local_blocks } else { 0 };
+    let first_local = of_blocks.len().saturating_sub(local);
+    of_blocks[first_local..].fill(f32::INFINITY);
+    let mut best = vec![false; of_blocks.len()];
+    mark_best(&of_blocks, config.topk / size, &mut best);
+    keys.iter().enumerate().for_each(|(index, key)| marks[*key] = best[index / size]);
+}
+
 /// Queries whose scores by `heads` heads exist at once.
 fn queries_at_once([b, t, s]: [usize; 3], heads: usize) -> usize {
     (SCORES / (b * heads * s).max(1)).clamp(1, t.max(1))
@@ -99,7 +124,20 @@ fn queries_at_once([b, t, s]: [usize; 3], heads: usize) -> usize {
 
 /// Elements of all queries, a key and all weights of a token.
 fn sizes(config: &IndexerConfig) -> [usize; 3] {
-    [config.heads * config.head_size, config.head_size, config.heads]
+    let weights = if config.block_size.is_some() { 0 } else { config.heads };
+    [config.heads * config.head_size, config.head_size, weights]
+}
+
+/// Bytes that a choice of keys for `runs` of heads keeps.
+fn choice_bytes(runs: usize, work: &Workload) -> u64 {
+    work.tokens() * runs as u64 * ((work.seq_length as u64).div_ceil(64) * 8 + 16)
+}
+
+/// The index heads that choose for the heads of rank `rank` of `ranks`.
+fn own_heads(heads: usize, rank: usize, ranks: usize) -> Range<usize> {
+    let count = (heads / ranks).max(1);
+    let first = rank * heads / ranks;
+    first..first + count
 }
 
 impl Indexer {
@@ -113,20 +151,35 @@ impl Indexer {
             let cut = TensorPartition::Replicated(GradientScope::ResidualStream);
             scope.child(name).parameter("weight", shape, cut, initial, ParameterRole::Weight)
         };
-        let norm = NormConfig { epsilon: indexer.norm_epsilon, ..NormConfig::neutral() };
+        let has_blocks = indexer.block_size.is_some();
+        let of_keys = if has_blocks { config.norm } else { NormConfig::neutral() };
+        let norm = |name| Norm::new(NormConfig { epsilon: indexer.norm_epsilon, ..of_keys }, keys, &scope, name);
+        let tensor = scope.place().tensor;
         Self {
             linear_wq_b: matrix("linear_wq_b", [queries, inputs]),
+            q_norm: has_blocks.then(|| norm("q_norm")),
             linear_wk: matrix("linear_wk", [keys, config.hidden_size]),
-            k_norm: Norm::new(norm, keys, &scope, "k_norm"),
-            linear_weights_proj: matrix("linear_weights_proj", [weights, config.hidden_size]),
+            k_norm: norm("k_norm"),
+            linear_weights_proj: (!has_blocks).then(|| matrix("linear_weights_proj", [weights, config.hidden_size])),
             config: *indexer,
+            own: own_heads(indexer.heads, tensor.rank, tensor.size),
+            rotated: indexer.rotates_last.then(|| config.rotated_size()),
         }
     }
 
-    /// Cost of the indexer beside main heads, `[b, this rank's heads, t, s]` scores of which `size`
-    /// elements make one.
-    pub fn cost(config: &DecoderConfig, inputs: usize, [heads, size]: [usize; 2], work: &Workload) -> SegmentCost {
-        let Some(indexer) = &config.indexer else { return SegmentCost::default() };
+    /// Cost of the choice of keys in layer `index` (global) beside main heads, `[b, this rank's
+    /// heads, t, s]` scores of which `size` elements make one.
+    pub fn cost(
+        config: &DecoderConfig,
+        index: usize,
+        inputs: usize,
+        [heads, size]: [usize; 2],
+        work: &Workload,
+    ) -> SegmentCost {
+        let Some(indexer) = config.indexer_of(index) else {
+            let kept = if config.chosen_keys(index).is_some() { choice_bytes(1, work) } else { 0 };
+            return SegmentCost { kept, unmoved: kept, ..SegmentCost::default() };
+        };
         let (n, trained) = (work.tokens(), indexer.loss_coeff > 0.0);
         let (all, length) = (work.all_tokens(), work.seq_length);
         let [queries, keys, weights] = sizes(indexer);
@@ -162,7 +215,8 @@ impl Indexer {
                 ..send(TrafficKind::Tensor, GroupKind::Tensor, Operation::AllReduce, PassKind::Forward, 0)
             });
         }
-        let choice = n * (length as u64).div_ceil(64) * 8 + n * 16;
+        let runs = if indexer.block_size.is_some() { (indexer.heads / work.place.tensor.size).max(1) } else { 1 };
+        let choice = choice_bytes(runs, work);
         let of_norm = statistics(NormConfig::neutral(), work.tokens_between_blocks()).kept;
         let of_loss = n * elements * FLOAT32 + n * keys as u64 * work.activation_bytes + of_norm;
         let kept = choice + if trained { of_loss } else { 0 };
@@ -176,54 +230,94 @@ impl Indexer {
         &self,
         x_btc: &Tensor<3>,
         queries_btr: &Tensor<3>,
-        rotary: Option<&(RotaryTable, Positions)>,
+        rotary: Option<(&RotaryTable, &Positions)>,
         regions: &Regions,
     ) -> IndexHeads {
         let (x_btc, queries_btr) = (x_btc.clone().detach(), queries_btr.clone().detach());
         let product = |x, weight: &Param<Tensor<2>>| linear(x, weight.val(), None);
+        let ([queries, keys, weights], j) = (sizes(&self.config), self.config.heads);
         let k_bti = self.k_norm.forward(product(x_btc.clone(), &self.linear_wk));
-        let parts = vec![product(queries_btr, &self.linear_wq_b), k_bti, product(x_btc, &self.linear_weights_proj)];
+        let q_btf = product(queries_btr, &self.linear_wq_b);
+        let q_btf = match &self.q_norm {
+            Some(norm) => {
+                let [b, t, _] = q_btf.dims();
+                norm.forward(q_btf.reshape([b, t, j, keys])).reshape([b, t, queries])
+            }
+            None => q_btf,
+        };
+        let weights_btj = self.linear_weights_proj.as_ref().map(|weight| product(x_btc, weight));
+        let parts = [q_btf, k_bti].into_iter().chain(weights_btj).collect();
         let all_btf = regions.replicated(Tensor::cat(parts, FEATURES));
-        let ([b, t, _], [queries, keys, weights]) = (all_btf.dims(), sizes(&self.config));
+        let [b, t, _] = all_btf.dims();
         let part = |first, size| all_btf.clone().narrow(FEATURES, first, size);
         let pairing = if self.config.interleaved { RotaryPairing::Interleaved } else { RotaryPairing::Halves };
         let rotated = |x_bthi: Tensor<4>| match rotary {
-            Some((table, positions)) => apply_rotary(x_bthi, &table.clone().paired(pairing), positions),
+            Some((table, positions)) => {
+                let first = self.rotated.map_or(0, |rotated| keys - rotated);
+                let last = x_bthi.clone().narrow(3, first, keys - first);
+                let turned = apply_rotary(last, &table.clone().paired(pairing), positions);
+                if first == 0 { turned } else { Tensor::cat(vec![x_bthi.narrow(3, 0, first), turned], 3) }
+            }
             None => x_bthi,
         };
         let k_bti = rotated(part(queries, keys).reshape([b, t, 1, keys])).reshape([b, t, keys]);
+        let w_btj = match weights {
+            0 => Tensor::ones([b, t, self.own.len()], (&all_btf.device(), all_btf.dtype())),
+            weights => part(queries + keys, weights) * (j as f64 * self.config.head_size as f64).powf(-0.5),
+        };
+        let own = if weights == 0 { self.own.clone() } else { 0..j };
         IndexHeads {
-            q_btji: rotated(part(0, queries).reshape([b, t, weights, keys])),
+            q_btji: rotated(part(0, queries).reshape([b, t, j, keys])).slice_dim(2, own),
             k_bsi: all_gather(k_bti, SEQUENCE, Cut::Zigzag, regions.context()),
-            w_btj: part(queries + keys, weights) * (self.config.heads as f64 * self.config.head_size as f64).powf(-0.5),
+            w_btj,
         }
     }
 
     /// The best visible keys of each query.
     pub fn choose(&self, heads: IndexHeads, visible: VisibleKeys) -> ChosenKeys {
-        let ([b, t, j, _], s, topk) = (heads.q_btji.dims(), visible.s, self.config.topk);
-        let step = queries_at_once([b, t, s], j);
+        let ([b, t, j, _], s, config) = (heads.q_btji.dims(), visible.s, self.config);
+        let (step, runs) = (queries_at_once([b, t, s], j), if config.block_size.is_some() { j } else { 1 });
         let parts: Vec<_> = (0..t)
             .step_by(step)
             .map(|first| {
                 let queries = first..(first + step).min(t);
                 let count = queries.len();
+                let scores = || {
+                    let index = heads.without_graph();
+                    let of_runs: Tensor<4> = match config.block_size {
+                        Some(_) => index.products(queries),
+                        None => index.scores(queries).1.unsqueeze_dim(2),
+                    };
+                    of_runs.into_data().iter::<f32>().collect()
+                };
                 // Queries with fewer keys than they may have need no scores.
-                let scores = (s > topk).then(|| heads.without_graph().scores(queries).1.into_data());
-                let scores: Vec<f32> = scores.map_or_else(Vec::new, |scores| scores.iter::<f32>().collect());
-                KeyChoice::from_rows([b, 1, count, s], |[batch, _, query], marks| {
-                    let keys: Vec<usize> = visible.of(batch, first + query).collect();
-                    let mut best = vec![true; keys.len()];
-                    if keys.len() > topk {
-                        let row = &scores[(batch * count + query) * s..][..s];
-                        mark_best(&keys.iter().map(|key| row[*key]).collect::<Vec<_>>(), topk, &mut best);
-                    }
-                    keys.iter().zip(best).for_each(|(key, is_best)| marks[*key] = is_best);
+                let scores: Vec<f32> = if s > config.topk { scores() } else { vec![0.0; b * count * runs * s] };
+                KeyChoice::from_rows([b, runs, count, s], |[batch, run, query], marks| {
+                    let row = &scores[((batch * count + query) * runs + run) * s..][..s];
+                    mark_best_blocks(&config, visible.of(batch, first + query), row, marks);
                 })
             })
             .collect();
-        let loss = (self.config.loss_coeff > 0.0).then_some((heads, visible, self.config));
+        let loss = (config.loss_coeff > 0.0).then_some((heads, visible, config));
         ChosenKeys { keys: KeyChoice::cat(&parts), loss }
+    }
+}
+
+/// Keys that a layer attends to: those that it chose, or `s` keys whose choice an earlier layer
+/// left in `shared`. A choice that later layers use is left there, in the form of `like`.
+pub(crate) fn choice_of_layer(
+    chosen: Option<&ChosenKeys>,
+    shared: Option<&mut Option<Tensor<3>>>,
+    s: usize,
+    like: &Tensor<3>,
+) -> Option<KeyChoice> {
+    match (chosen, shared) {
+        (Some(chosen), Some(left)) => {
+            *left = Some(chosen.keys.to_numbers(&like.device(), like.dtype().into()));
+            Some(chosen.keys.clone())
+        }
+        (Some(chosen), None) => Some(chosen.keys.clone()),
+        (None, shared) => Some(KeyChoice::from_numbers(shared?.clone()?, s)),
     }
 }
 
@@ -240,12 +334,18 @@ impl IndexHeads {
         Self { q_btji: in_float32(&self.q_btji), k_bsi: in_float32(&self.k_bsi), w_btj: in_float32(&self.w_btj) }
     }
 
+    /// Products of queries with keys, `[b, t, j, s]`.
+    fn products(&self, queries: Range<usize>) -> Tensor<4> {
+        let ([b, _, j, i], [_, s, _], t) = (self.q_btji.dims(), self.k_bsi.dims(), queries.len());
+        let rows = self.q_btji.clone().slice_dim(SEQUENCE, queries).reshape([b, t * j, i]);
+        rows.matmul(self.k_bsi.clone().swap_dims(1, 2)).reshape([b, t, j, s])
+    }
+
     /// Positive products of queries with keys, `[b, t, j, s]`, and their weighted sums over the
     /// heads, `[b, t, s]`.
     fn scores(&self, queries: Range<usize>) -> (Tensor<4>, Tensor<3>) {
-        let ([b, _, j, i], [_, s, _], t) = (self.q_btji.dims(), self.k_bsi.dims(), queries.len());
-        let rows = self.q_btji.clone().slice_dim(SEQUENCE, queries.clone()).reshape([b, t * j, i]);
-        let products_btjs = relu(rows.matmul(self.k_bsi.clone().swap_dims(1, 2))).reshape([b, t, j, s]);
+        let products_btjs = relu(self.products(queries.clone()));
+        let [b, t, j, s] = products_btjs.dims();
         let w_btj1 = self.w_btj.clone().slice_dim(SEQUENCE, queries).reshape([b, t, j, 1]);
         let sums_bts = (products_btjs.clone() * w_btj1).sum_dim(2).reshape([b, t, s]);
         (products_btjs, sums_bts)
@@ -445,6 +545,22 @@ mod tests {
     }
 
     #[test]
+    fn blocks_are_chosen_by_their_largest_scores_and_the_last_always() {
+        let config = IndexerConfig { topk: 6, block_size: Some(3), local_blocks: 1, ..IndexerConfig::neutral() };
+        let chosen = |keys: Range<usize>, scores: [f32; 12]| {
+            let mut marks = [false; 12];
+            mark_best_blocks(&config, keys, &scores, &mut marks);
+            (0..12).filter(|key| marks[*key]).collect::<Vec<_>>()
+        };
+        let scores = [-1.0, 7.0, -3.0, 2.0, 2.0, 2.0, 3.0, -9.0, 0.0, 1.0, 1.0, 9.0];
+        assert_eq!(chosen(0..11, scores), [0, 1, 2, 9, 10]);
+        // Blocks are counted from the beginning of a document.
+        assert_eq!(chosen(2..12, scores), [5, 6, 7, 11]);
+        assert_eq!(chosen(3..9, scores), [3, 4, 5, 6, 7, 8]);
+        assert_eq!([own_heads(4, 1, 2), own_heads(2, 3, 4), own_heads(3, 0, 1)], [2..4, 1..2, 0..3]);
+    }
+
+    #[test]
     fn the_best_visible_keys_are_chosen_and_gradients_are_those_of_the_divergence() {
         let x: Vec<Vec<f64>> = (0..5).map(values).collect();
         for (topk, sparse_loss) in [(3, false), (3, true), (100, false)] {
@@ -456,10 +572,13 @@ mod tests {
                 .segment(bridge_core::model::SegmentRole::Layer, None);
             let indexer = Indexer {
                 linear_wq_b: weight(),
+                q_norm: None,
                 linear_wk: weight(),
                 k_norm: Norm::new(norm, 1, &scope, "k_norm"),
-                linear_weights_proj: weight(),
+                linear_weights_proj: Some(weight()),
                 config,
+                own: 0..J,
+                rotated: None,
             };
             let heads = IndexHeads {
                 q_btji: tensor(0, [B, T, J, I]),

@@ -14,12 +14,12 @@ use bridge_core::model::{
 use bridge_kernels::offload::{Module as OffloadModule, in_module};
 use bridge_kernels::rotary::Positions;
 use bridge_kernels::{AttentionOptions, DropoutKey, KeyChoice, MaxLogitProbe, Recomputable, RotaryTable, apply_rotary};
-use burn::module::Module;
+use burn::module::{Module, Param};
 use burn::tensor::{Int, Tensor};
 
-use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes, statistics_bytes};
+use super::attention::{AttentionInput, context_exchanges, dropout, scores_bytes, seen_keys, sinks, statistics_bytes};
 use super::context_parallel::{Heads, attend};
-use super::indexer::{Indexer, Teacher, VisibleKeys};
+use super::indexer::{Indexer, Teacher, VisibleKeys, choice_of_layer};
 use super::init::InitialValues;
 use super::key_values::KeyValues;
 use super::linear::{Linear, LinearConfig};
@@ -48,6 +48,8 @@ pub(crate) struct LatentAttention {
     linear_kv_up_proj: Linear,
     /// Choice of keys.
     indexer: Option<Indexer>,
+    /// The sinks of this rank's heads, `[h]`.
+    softmax_offset: Option<Param<Tensor<1>>>,
     /// Gates on the output.
     linear_gate: Option<Linear>,
     linear_proj: Linear,
@@ -102,8 +104,10 @@ impl LatentAttention {
         let is_recomputed = config.recomputed.mla_up_proj;
         let sent = [scored, latent.v_head_dim].map(|size| of_heads(size) * work.collective_bytes);
         // An indexer gathers the documents of tokens.
-        let mut context =
-            context_exchanges(sent, &Workload { documents: work.documents && config.indexer.is_none(), ..*work });
+        let mut context = context_exchanges(
+            sent,
+            &Workload { documents: work.documents && config.chosen_keys(index).is_none(), ..*work },
+        );
         if is_recomputed {
             let forward = context.iter().filter(|exchange| exchange.pass == PassKind::Forward);
             let again: Vec<_> = forward.map(|one| Exchange { pass: PassKind::Backward, ..*one }).collect();
@@ -111,7 +115,7 @@ impl LatentAttention {
         }
         let window = config.window(index);
         let of_rank = |size: usize| heads as usize * size;
-        let of_indexer = Indexer::cost(config, q, [heads as usize, scored], work);
+        let of_indexer = Indexer::cost(config, index, q, [heads as usize, scored], work);
         let layers = [
             [latent.kv_lora_rank, of_rank(latent.qk_head_dim + latent.v_head_dim)],
             [q, of_rank(scored)],
@@ -180,7 +184,8 @@ impl LatentAttention {
                 TensorPartition::Rows,
                 false,
             ),
-            indexer: config.indexer.as_ref().map(|indexer| Indexer::new(config, indexer, q.unwrap_or(c), scope)),
+            indexer: config.indexer_of(index).map(|indexer| Indexer::new(config, indexer, q.unwrap_or(c), scope)),
+            softmax_offset: sinks(config, scope),
             linear_gate: output_gate::layer(config, latent.v_head_dim, scope),
             linear_proj: linear("linear_proj", h * latent.v_head_dim, c, TensorPartition::Columns, config.proj_bias),
             settings: Settings {
@@ -232,10 +237,10 @@ impl LatentAttention {
                 (_, _, Some(linear)) => (linear, x_btc),
                 _ => unreachable!("queries come from the stream or from a latent vector"),
             };
-        let mut index = stream_btc
-            .as_ref()
-            .zip(self.indexer.as_ref())
-            .map(|(x_btc, indexer)| (indexer, indexer.heads(x_btc, &x_btf.tensor, rotary.as_ref(), regions)));
+        let mut index = stream_btc.as_ref().zip(self.indexer.as_ref()).map(|(x_btc, indexer)| {
+            let rotary = rotary.as_ref().map(|(table, positions)| (table, positions));
+            (indexer, indexer.heads(x_btc, &x_btf.tensor, rotary, regions))
+        });
         let x_btf = regions.enter_recomputable(x_btf);
         let [b, t, _] = latent_btr.dims();
         let rotated_bt1p = rotate(rotated_btp.reshape([b, t, 1, p]), rotary.as_ref());
@@ -256,7 +261,7 @@ impl LatentAttention {
             indexer.choose(heads, visible)
         });
         let context = AttentionContext {
-            choice: chosen.as_ref().map(|chosen| chosen.keys.clone()),
+            choice: choice_of_layer(chosen.as_ref(), input.choice, s, &latent_bsr),
             settings: self.settings,
             regions: regions.clone(),
             rotary,
@@ -268,16 +273,17 @@ impl LatentAttention {
         };
         let values = &self.linear_kv_up_proj;
         let y_btf = if self.recomputes && is_training {
-            let layers = (queries.in_this_pass(), values.in_this_pass());
+            let layers = (queries.in_this_pass(), values.in_this_pass(), self.softmax_offset.clone());
             recomputed(
                 layers,
                 [x_btf.tensor, latent_bsr, k_bsp],
-                move |(queries, values), [x_btf, latent_bsr, k_bsp]| {
-                    context.attend(queries, values, x_btf, [latent_bsr, k_bsp], |y_bthd, _| y_bthd)
+                move |(queries, values, sinks), [x_btf, latent_bsr, k_bsp]| {
+                    context.attend((queries, values, sinks), x_btf, [latent_bsr, k_bsp], |y_bthd, _| y_bthd)
                 },
             )
         } else {
-            context.attend(queries, values, x_btf, [latent_bsr, k_bsp], |y_bthd, heads| match &chosen {
+            let layers = (queries, values, &self.softmax_offset);
+            context.attend(layers, x_btf, [latent_bsr, k_bsp], |y_bthd, heads| match &chosen {
                 Some(chosen) => {
                     let Settings { scale, softcap, .. } = self.settings;
                     let (auxiliary, layer) = (input.auxiliary, input.layer);
@@ -316,8 +322,7 @@ impl AttentionContext {
     /// `after`, with queries and keys.
     fn attend(
         &self,
-        queries: &Linear,
-        values: &Linear,
+        (queries, values, sinks): (&Linear, &Linear, &Option<Param<Tensor<1>>>),
         x_btf: impl Into<Recomputable<3>>,
         [latent_bsr, k_bsp]: [Tensor<3>; 2],
         after: impl FnOnce(Tensor<4>, [Tensor<4>; 2]) -> Tensor<4>,
@@ -337,7 +342,7 @@ impl AttentionContext {
         let scored = [q_bthd.clone(), k_bshd.clone()];
         let heads = Heads { q_bthd, k_btgd: k_bshd, v_btgd: up_bshf.narrow(HEAD, n, v) };
         let (dropout, document_ids, probe) = (self.dropout, self.document_ids.clone(), self.probe.clone());
-        let (choice, sinks_h) = (self.choice.clone(), None);
+        let (choice, sinks_h) = (self.choice.clone(), sinks.as_ref().map(Param::val));
         let options = AttentionOptions { scale, window, softcap, dropout, document_ids, choice, sinks_h, probe };
         let y_bthd = in_module(OffloadModule::CoreAttn, || attend(heads, options, &self.regions));
         after(y_bthd, scored).reshape([b, t, h * v])
@@ -353,18 +358,14 @@ fn flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Wor
 
 /// FLOPs that recompute of `mla_up_proj` repeats: projections out of latent vectors, and attention.
 fn recomputed_flops(config: &DecoderConfig, latent: &LatentConfig, index: usize, work: &Workload) -> f64 {
-    let (tokens, t) = (work.all_tokens(), work.seq_length as f64);
+    let tokens = work.all_tokens();
     let size = |value: usize| value as f64;
     let h = size(config.num_attention_heads);
     let (r, p, v) = (size(latent.kv_lora_rank), size(latent.qk_pos_emb_head_dim), size(latent.v_head_dim));
     let scored = size(latent.qk_head_dim) + p;
     let queries = size(latent.q_lora_rank.unwrap_or(config.hidden_size)) * h * scored;
     let projections = queries + r * h * (size(latent.qk_head_dim) + v);
-    let whole = tokens * t;
-    let window = config.window(index).map(|window| window + 1);
-    let chosen = config.indexer.map(|indexer| indexer.topk);
-    let seen = window.into_iter().chain(chosen).map(|keys| keys as f64 * tokens).fold(whole, f64::min);
-    6.0 * projections * tokens + 3.0 * h * (scored + v) * seen
+    6.0 * projections * tokens + 3.0 * h * (scored + v) * seen_keys(config, index, work)
 }
 
 fn normed(norm: &Option<Norm>, x_btr: Tensor<3>) -> Tensor<3> {

@@ -166,7 +166,8 @@ impl KeyGroup for MlpLayerTypes {
         let layers = layers_of_two_types(fields, MLP_LAYER_TYPES, LAYER_TYPES, num_layers)?;
         match (layers, &self.0) {
             (None, Some(first)) => return first.read(fields, config),
-            (layers, _) => {
+            (layers, first) => {
+                first.iter().for_each(|first| fields.ask(first.0));
                 let layers = layers.unwrap_or_else(|| (0..num_layers).map(|layer| layer > 0).collect());
                 experts(config).layers = LayerPattern::from_list(layers);
             }

@@ -31,6 +31,7 @@ mod glm;
 mod glm4;
 mod glm4_moe;
 mod glm4_moe_lite;
+mod glm_moe_dsa;
 mod gpt2;
 mod gpt_neox;
 mod gpt_oss;
@@ -40,6 +41,7 @@ mod granitemoehybrid;
 mod hunyuan_v1_dense;
 mod hunyuan_v1_moe;
 mod hy_v3;
+mod hy_v4;
 mod jamba;
 mod kimi_k2;
 mod kimi_linear;
@@ -54,6 +56,7 @@ mod mimo;
 mod mimo_v2_flash;
 mod minicpm3;
 mod minimax_m2;
+mod minimax_m3;
 mod ministral;
 mod ministral3;
 mod mistral;
@@ -185,6 +188,9 @@ pub const FAMILIES: &[&Family] = &[
     &sarvam_moe::FAMILY,
     &bailing_moe_v2::FAMILY,
     &deepseek_v32::FAMILY,
+    &glm_moe_dsa::FAMILY,
+    &minimax_m3::FAMILY,
+    &hy_v4::FAMILY,
     &cohere2_moe::FAMILY,
     &llama4_text::FAMILY,
     &lfm3::FAMILY,

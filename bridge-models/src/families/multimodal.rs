@@ -84,6 +84,7 @@ pub(crate) const TEXT_CLASSES: &[TextClass] = &[
     )
     .always(&[("norm_topk_prob", "true"), ("use_sliding_window", "false")]),
     sized("ministral3", "ministral3", [131_072, 4096, 14_336, 34, 32, 8], &[]),
+    sized("minimax_m3_vl_text", "minimax_m3_vl_text", [200_064, 6144, 3072, 60, 64, 4], &[]),
     sized("qwen3_moe", "qwen3_moe", [151_936, 2048, 6144, 24, 32, 4], &[]),
     sized("qwen3_5_text", "qwen3_5_text", [248_320, 4096, 12_288, 32, 16, 4], &[("head_dim", "256")]),
     sized("qwen3_5_moe_text", "qwen3_5_moe_text", [248_320, 2048, 0, 40, 16, 2], &[("head_dim", "256")]),

@@ -252,6 +252,14 @@ fn latent() -> Vec<Row> {
         "model.dsa_indexer_n_heads=2",
         "model.dsa_indexer_head_dim=8",
     ]);
+    let blocks = tiny_with(&[
+        "model.experimental_attention_variant=dsa",
+        "model.dsa_indexer_topk=4",
+        "model.dsa_indexer_n_heads=2",
+        "model.dsa_indexer_head_dim=8",
+        "model.dsa_indexer_block_size=2",
+        "model.init_method_std=0.2",
+    ]);
     vec![
         row("model.multi_latent_attention", &tiny_with(&["model.num_query_groups=4"]), &[AS_IT_IS, on])
             .moves("loss_1 flops shapes slices"),
@@ -271,6 +279,12 @@ fn latent() -> Vec<Row> {
         switch("model.dsa_indexer_use_sparse_loss", &sparse.with(&["model.dsa_indexer_loss_coeff=1.0"]))
             .moves("grad_norm_1"),
         switch("model.dsa_indexer_rope_interleaved", &sparse).moves("loss_1"),
+        switch("model.dsa_indexer_rope_last", &sparse).moves("loss_1"),
+        row("model.dsa_indexer_topk_freq", &sparse, &[AS_IT_IS, "2", "[1, 2]"]).moves("loss_1 flops shapes slices"),
+        row("model.dsa_indexer_skip_topk_offset", &sparse.with(&["model.dsa_indexer_topk_freq=2"]), &[AS_IT_IS, "2"])
+            .moves("loss_1 flops shapes slices"),
+        row("model.dsa_indexer_block_size", &blocks, &[AS_IT_IS, "4"]).moves("loss_1"),
+        row("model.dsa_indexer_local_blocks", &blocks, &[AS_IT_IS, "0"]).moves("loss_1"),
         row("model.dsa_indexer_k_norm_epsilon", &sparse, &[AS_IT_IS, "0.5"]).moves("loss_1"),
     ]
 }

@@ -28,6 +28,8 @@ fn router() -> Vec<Row> {
         row("model.moe_router_enable_expert_bias", &moe(), &[AS_IT_IS, biased]).moves("params shapes slices"),
         row("model.moe_router_bias_update_rate", &moving, &["0", "0.001", "0.05"]).moves("params"),
         switch("model.moe_shared_expert_gate", &shared).moves("loss_1 shapes slices"),
+        row("model.moe_activation_func_clamp_value", &moe().with(&["model.activation_func=silu"]), &[AS_IT_IS, "0.02"])
+            .moves("loss_1"),
         row("model.moe_glu_output_limits", &moe().with(&["model.activation_func=silu"]), &[AS_IT_IS, "[0.02, 0.02]"])
             .moves("loss_1"),
         row("model.moe_output_multiplier", &shared, &[AS_IT_IS, "0.5"]).moves("loss_1"),

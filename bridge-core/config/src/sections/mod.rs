@@ -5,6 +5,7 @@ mod checkpoint;
 mod dataset;
 mod debug;
 mod dist;
+mod experts;
 mod finetuning;
 mod logger;
 mod model;

@@ -123,7 +123,8 @@ impl Moe {
         };
         let identities = moe.num_experts..if moe.identity_weights { moe.num_choices() } else { moe.num_experts };
         let place = scope.place();
-        let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, ..config.clone() };
+        let activation_clamp = moe.activation_clamp.or(config.activation_clamp);
+        let of_experts = DecoderConfig { mlp_bias: moe.linear_bias, activation_clamp, ..config.clone() };
         let expert = |scope: &Scope| {
             Mlp::of_terms(&of_experts, moe.expert_width(config), moe.ffn_hidden_size, scope, place.expert_tensor.size)
         };

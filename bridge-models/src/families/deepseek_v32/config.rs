@@ -1,9 +1,10 @@
 //! Settings of DeepSeek-V3.2; absent ones have the values of `DeepseekV32Config`.
 
-use crate::decoder::IndexerConfig;
+use crate::decoder::{IndexerConfig, KeySource};
 use crate::families::deepseek_v3::config::ROWS;
 use crate::families::mixture::{FIRST_DENSE, FirstDense, MlpLayerTypes};
 use crate::families::prelude::*;
+use crate::huggingface::windows::layers_of_two_types;
 
 pub(super) const SETTINGS: &[Setting] = &[
     size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(163_840)),
@@ -31,4 +32,39 @@ pub(crate) const INDEXER: &[Setting] = &[
 /// The indexer that every model of the family has.
 pub(crate) fn indexer(config: &mut DecoderConfig) -> &mut IndexerConfig {
     config.indexer.get_or_insert_with(IndexerConfig::neutral)
+}
+
+/// The layers that choose keys, whose choice the layers behind them share: those that files name,
+/// or after the first ones every `.1`th; `.0` counts these first ones. Values are those of absent
+/// keys.
+pub(crate) struct IndexerTypes(pub usize, pub usize);
+
+const TYPES: &str = "indexer_types";
+const PATTERN: &str = "index_topk_pattern";
+const NAMES: [&str; 2] = ["shared", "full"];
+
+impl KeyGroup for IndexerTypes {
+    fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+        let count = config.num_layers;
+        let first = fields.size("index_skip_topk_offset")?.unwrap_or(self.0);
+        let period = fields.size("index_topk_freq")?.unwrap_or(self.1);
+        let usual = || (1..=count).map(|number| number.saturating_sub(first).is_multiple_of(period)).collect();
+        let letters = fields.get(PATTERN).and_then(Value::as_str);
+        let full: Vec<bool> = match (layers_of_two_types(fields, TYPES, NAMES, count)?, letters) {
+            (Some(listed), _) => listed,
+            (None, Some(letters)) => letters.chars().map(|letter| letter == 'F').collect(),
+            (None, None) => layers_of_two_types(fields, PATTERN, NAMES, count)?.unwrap_or_else(usual),
+        };
+        let expected = format!("{count} layers, of which the first is \"full\"");
+        let fits = full.len() == count && full.first() == Some(&true);
+        fields.require(fits, TYPES, "another beginning or number", &expected)?;
+        let source = |is_full: bool| if is_full { KeySource::Chosen } else { KeySource::Shared };
+        config.key_sources = KeySource::from_list(full.into_iter().map(source).collect());
+        Ok(())
+    }
+
+    fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
+        let name = |layer| NAMES[usize::from(config.indexer_of(layer).is_some())];
+        settings.insert(TYPES.into(), json!((0..config.num_layers).map(name).collect::<Vec<_>>()));
+    }
 }

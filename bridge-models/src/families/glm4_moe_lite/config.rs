@@ -11,11 +11,16 @@ pub(super) const SETTINGS: &[Setting] = &[
     size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1536)),
     size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(64)),
     size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(4)),
+    Setting::Group(&SigmoidRouter { factor: 1.8, ..SigmoidRouter::UNGROUPED }),
+    Setting::Group(&MlpLayerTypes(None)),
+    Setting::Rows(LAYERS),
+];
+
+/// Shared experts, layers of multi-token prediction and rotation.
+pub(crate) const LAYERS: &[Setting] = &[
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
-    Setting::Group(&ROUTER),
     Setting::Group(&SharedExperts(SHARED, Some(1))),
-    Setting::Group(&MlpLayerTypes(None)),
     PREDICTED_LAYERS,
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
@@ -24,5 +29,3 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: read_rope, write: write_rope },
     Setting::Unused(&["qk_head_dim"]),
 ];
-
-const ROUTER: SigmoidRouter = SigmoidRouter { factor: 1.8, ..SigmoidRouter::UNGROUPED };

@@ -1,7 +1,7 @@
 //! GLM-4.7-Flash: DeepSeek-V3's latent attention, router and layers of multi-token prediction, with
 //! dense layers that the file names.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 

@@ -35,12 +35,12 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: |fields, c| windows::read_pattern(fields, c, 128, 2), write: windows::write_pattern },
 ];
 
-fn read_clamp(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+pub(crate) fn read_clamp(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     config.activation_clamp = Some(fields.number("swiglu_limit")?.unwrap_or(7.0));
     Ok(())
 }
 
-fn write_clamp(config: &DecoderConfig, settings: &mut Map<String, Value>) {
+pub(crate) fn write_clamp(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     // Without a bound the usual one is read back, and refused so.
     settings.extend(config.activation_clamp.map(|clamp| ("swiglu_limit".to_owned(), json!(clamp))));
 }

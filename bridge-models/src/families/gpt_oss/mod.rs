@@ -1,7 +1,7 @@
 //! GPT-OSS: experts with biases and a clamped gate in every layer, attention with sinks, and a
 //! window in every other layer.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 mod weights;

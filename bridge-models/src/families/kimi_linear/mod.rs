@@ -16,6 +16,7 @@ pub(super) static FAMILY: Family = Family {
     weights: &[
         weights::WEIGHTS,
         mixtral::weights::APART,
+        mixtral::weights::SHARED,
         mixture::STACKED,
         deepseek_v3::weights::LATENT_ATTENTION,
         llama::weights::WEIGHTS,

@@ -1,4 +1,4 @@
-//! Names of linear attention's parameters, the router's bias and the shared experts.
+//! Names of linear attention's parameters and of the router's bias.
 
 use crate::families::prelude::*;
 use crate::huggingface::weight_map::LinearRows;
@@ -29,11 +29,4 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
     layer!("self_attention.out_norm.weight", "self_attn.o_norm.weight"),
     layer!("self_attention.out_proj.weight", "self_attn.o_proj.weight"),
     layer!("mlp.router.expert_bias", "block_sparse_moe.gate.e_score_correction_bias"),
-    layer!(
-        "mlp.shared_experts.linear_fc1.weight",
-        "block_sparse_moe.shared_experts.gate_proj.weight",
-        "block_sparse_moe.shared_experts.up_proj.weight"
-    )
-    .fused(Fusion::GateUp),
-    layer!("mlp.shared_experts.linear_fc2.weight", "block_sparse_moe.shared_experts.down_proj.weight"),
 ];

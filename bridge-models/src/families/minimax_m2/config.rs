@@ -36,7 +36,7 @@ pub(super) const SETTINGS: &[Setting] = &[
 ];
 
 /// Published files have the number of rotated elements, `rotary_dim`, instead of a share.
-fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
+pub(crate) fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let rotated = fields.size("rotary_dim")?;
     let share = rotated.map_or(1.0, |rotated| rotated as f64 / config.kv_channels as f64);
     rope::read(fields, config, RopeForm { theta: 5_000_000.0, percent: Some(share), ..RopeForm::USUAL })

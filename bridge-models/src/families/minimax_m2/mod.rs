@@ -2,7 +2,7 @@
 //! is rotated, and experts behind a sigmoid router in every layer. Files call the experts as
 //! Mixtral's do.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 mod weights;

@@ -339,6 +339,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/window_size" => json!(4),
             "/activation_sparsity" => json!(vec![0.5; value.as_array().unwrap().len()]),
             "/windowed/attention_sinks" => json!(true),
+            "/key_sources" => json!(["chosen", "chosen", "shared"]),
             "/output_limits" | "/moe/output_limits" => json!([0.25, 0.5, 0.0]),
             path if path.starts_with("/windowed/") => json!(2),
             "/attention_softcap" | "/logit_softcap" => json!(30.0),

@@ -31,7 +31,7 @@ mod transformer_layer;
 #[cfg(test)]
 mod tests;
 
-pub use crate::architecture::choices::{LayerPattern, RopeScaling, YarnConfig};
+pub use crate::architecture::choices::{KeySource, LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
     AltUpConfig, DecoderConfig, EncoderConfig, IndexerConfig, LatentConfig, LinearAttentionConfig, MoeConfig,
     NormConfig, PerLayerConfig, PositionEmbedding, QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig,

@@ -18,7 +18,7 @@ use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::decoder_layer::DecoderLayer;
 use super::mtp::{self, MultiTokenPrediction};
-use super::passing::{PER_LAYER_INPUTS, Passing, Place, with_passing};
+use super::passing::{CHOSEN_KEYS, PER_LAYER_INPUTS, Passing, Place, with_passing};
 use super::shared_block::SharedBlock;
 use super::transformer_layer::LayerInput;
 use crate::architecture::config::DecoderConfig;
@@ -318,7 +318,8 @@ impl Decoder {
             all_btv.clone().narrow(2, layer * size, size)
         };
         let per_layer = boundary.get(PER_LAYER_INPUTS).map(vectors);
-        let of_attention = || self.passing.iter().filter(|_| part == 0);
+        let all_of_attention = || self.passing.iter().filter(|_| part == 0);
+        let of_attention = || all_of_attention().filter(|passing| passing.name != CHOSEN_KEYS);
         let used = of_attention().filter_map(|passing| passing.used_by(layer, boundary.get(passing.name)?));
         let (used, mut left) = (used.collect::<Vec<_>>(), None);
         let names: Vec<_> = of_attention().filter(|passing| passing.is_made_by(layer)).map(|made| made.name).collect();
@@ -327,16 +328,25 @@ impl Decoder {
             Err(_) if names.is_empty() => SharedKeyValues::None,
             Err(_) => SharedKeyValues::Left(&mut left),
         };
-        let attention = AttentionInput { shared, ..input.attention };
+        let of_choices = || all_of_attention().filter(|passing| passing.name == CHOSEN_KEYS);
+        let chooses = of_choices().any(|passing| passing.is_made_by(layer));
+        let used = of_choices().find(|passing| passing.serves(layer));
+        let mut choice = used.and_then(|passing| boundary.get(passing.name).cloned());
+        let is_shared = chooses || choice.is_some();
+        let attention = AttentionInput { shared, choice: is_shared.then_some(&mut choice), ..input.attention };
         let x_btc = forward(x_btc, LayerInput { attention, per_layer, ..input }, &mut boundary);
         let made = names.into_iter().zip(left.into_iter().flatten());
         let mut boundary = made.fold(boundary.with(HIDDEN_STATES, x_btc), |boundary, (name, x_btgd)| {
             boundary.with(name, x_btgd.flatten(2, 3))
         });
+        if let Some(numbers_btf) = choice.filter(|_| chooses) {
+            boundary = boundary.with(CHOSEN_KEYS, numbers_btf);
+        }
         let next = if part + 1 < self.part_count() { (layer, part + 1) } else { (layer + 1, 0) };
-        for passing in self.passing.iter().filter(|passing| !passing.is_before(next)) {
-            if boundary.get(passing.name).is_some() {
-                boundary.take(passing.name);
+        let stays = |name| self.passing.iter().any(|passing| passing.name == name && passing.is_before(next));
+        for name in self.passing.iter().map(|passing| passing.name).filter(|name| !stays(*name)) {
+            if boundary.get(name).is_some() {
+                boundary.take(name);
             }
         }
         boundary
@@ -360,6 +370,7 @@ impl Decoder {
                 document_ids: context.batch.document_ids.clone(),
                 dropout_key: context.dropout_key(layer, dropout_site::ATTENTION_PROBABILITIES),
                 shared: SharedKeyValues::None,
+                choice: None,
                 state: None,
                 recurrent: None,
                 weight_gradients: context.weight_gradients,
@@ -537,7 +548,7 @@ impl Segments for Decoder {
         let passes = self.passing.iter().filter(|passing| passing.is_before((first_layer + local, part)));
         let passes = passes.map(|passing| BoundaryTensor {
             name: passing.name,
-            shape: [b, passing.tokens(own, t), passing.width],
+            shape: [b, passing.tokens(own, t), passing.width(t * self.regions.context().size())],
             dtype: params_dtype,
         });
         std::iter::once(stream).chain(carried).chain(passes).collect()
@@ -617,6 +628,7 @@ impl Segments for Decoder {
                         document_ids: None,
                         dropout_key: None,
                         shared: SharedKeyValues::None,
+                        choice: None,
                         state: None,
                         recurrent: None,
                         weight_gradients: None,

@@ -167,6 +167,7 @@ pub(super) fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
         dropout_key: None,
         weight_gradients: input.weight_gradients,
         shared: SharedKeyValues::None,
+        choice: None,
         state: None,
         recurrent: input.recurrent,
         max_logit: None,

@@ -5,7 +5,7 @@ use super::hybrid::{check_documents, check_states};
 use super::recompute::latent;
 use super::spread::{ONE, Spread, check, divisible, run, sequences};
 use super::*;
-use crate::decoder::IndexerConfig;
+use crate::decoder::{IndexerConfig, KeySource};
 
 /// Latent attention to few keys, with queries from latent vectors or from the stream.
 fn sparse(loss_coeff: f64, q_lora_rank: Option<usize>) -> DecoderConfig {
@@ -17,6 +17,7 @@ fn sparse(loss_coeff: f64, q_lora_rank: Option<usize>) -> DecoderConfig {
         sparse_loss: q_lora_rank.is_none(),
         interleaved: q_lora_rank.is_none(),
         norm_epsilon: 1e-3,
+        ..IndexerConfig::neutral()
     };
     let config = latent(divisible(llama()), q_lora_rank);
     let config = DecoderConfig { window_size: None, window_layers: LayerPattern::All, ..config };
@@ -26,7 +27,17 @@ fn sparse(loss_coeff: f64, q_lora_rank: Option<usize>) -> DecoderConfig {
 fn models() -> Vec<(&'static str, DecoderConfig)> {
     let mut windowed = sparse(0.0, None);
     windowed.window_size = Some(4);
+    let mut shared = sparse(0.8, Some(13));
+    shared.key_sources = Some(vec![KeySource::Chosen, KeySource::Shared]);
+    (shared.attention_sinks, shared.indexer.as_mut().unwrap().rotates_last) = (true, true);
+    let blocks = |heads, sources: [KeySource; 2]| {
+        let indexer = IndexerConfig { heads, head_size: 14, topk: 4, block_size: Some(2), ..IndexerConfig::neutral() };
+        DecoderConfig { indexer: Some(indexer), key_sources: Some(sources.to_vec()), ..divisible(llama()) }
+    };
     vec![
+        ("shared choices", shared),
+        ("blocks", blocks(4, [KeySource::All, KeySource::Chosen])),
+        ("blocks of one head", blocks(1, [KeySource::Chosen, KeySource::Shared])),
         ("frozen", sparse(0.0, Some(13))),
         ("trained on all keys", sparse(0.8, Some(13))),
         ("trained on chosen keys", sparse(0.8, None)),
