@@ -41,7 +41,7 @@ fn is_product(parameter: &Declaration, segment: Option<Segment>) -> bool {
     let is_head = segment.is_some_and(|segment| segment.role == SegmentRole::Head);
     parameter.shape.len() == 2
         && match parameter.role {
-            ParameterRole::Weight | ParameterRole::Output => true,
+            ParameterRole::Weight | ParameterRole::Channels | ParameterRole::Output => true,
             // A table that is tied to the head.
             ParameterRole::Embedding => is_head || segment.is_none(),
             ParameterRole::Bias

@@ -28,6 +28,8 @@ pub enum ParameterRole {
     Embedding,
     /// The output projection (`optimizer.decoupled_lr` applies).
     Output,
+    /// Values of channels that no product reads as a matrix: taps of a convolution, decay rates.
+    Channels,
     /// Added to a router's scores of experts for the choice: not trained, but moved by how many
     /// tokens each expert was given (`model.moe_router_bias_update_rate`), in float32
     /// ([`Declaration::is_float32`]).
@@ -256,6 +258,8 @@ pub struct Declaration {
     pub name: String,
     /// Shape of this rank's shard.
     pub shape: Vec<usize>,
+    /// Sharding over tensor-parallel ranks.
+    pub partition: TensorPartition,
     /// Placement in the whole parameter.
     pub placement: Placement,
     /// Role of the parameter.
@@ -319,6 +323,37 @@ impl Declaration {
             shape[shard.dim] = shard.size;
         }
         shape
+    }
+
+    /// Rows of the whole parameter that are one matrix each, if a projection is fused of several:
+    /// queries, gates, keys and values of all groups, or sections. Empty for a single matrix.
+    pub fn fused_rows(&self) -> Vec<Vec<Range<usize>>> {
+        let rows = self.global_shape().first().copied().unwrap_or(0);
+        let repeated = |groups: usize, sizes: &[usize]| {
+            let starts = sizes.iter().scan(0, |next, size| Some((std::mem::replace(next, *next + size), *size)));
+            let of_groups = |(start, size): (usize, usize)| {
+                let first = move |group: usize| group * (rows / groups) + start;
+                (0..groups).map(|group| first(group)..first(group) + size).filter(|rows| !rows.is_empty()).collect()
+            };
+            starts.map(of_groups).filter(|part: &Vec<_>| !part.is_empty()).collect()
+        };
+        match self.partition {
+            TensorPartition::KeyValueGroups { groups, head_sizes: [keys, values], gates } => {
+                let rest = rows / groups - keys - values;
+                match gates {
+                    true => repeated(groups, &[rest / 2, rest / 2, keys, values]),
+                    false => repeated(groups, &[rest, keys, values]),
+                }
+            }
+            TensorPartition::GatedQueries { groups } => repeated(groups, &[rows / groups / 2; 2]),
+            TensorPartition::Sections(sizes) => repeated(1, &sizes),
+            _ => Vec::new(),
+        }
+    }
+
+    /// True if rules of matrices update the parameter: the matrix of a product inside the model.
+    pub fn is_hidden_matrix(&self) -> bool {
+        self.role == ParameterRole::Weight && self.shape.len() == 2 && !self.of_last_layer
     }
 
     /// The elements of this rank that other tensor-parallel ranks hold too ([`SharedRows`]): the

@@ -306,6 +306,7 @@ impl Scope {
         let mut declaration = Declaration {
             name: self.name(name),
             shape: local.to_vec(),
+            partition: cut,
             placement,
             role,
             component: self.component,

@@ -268,6 +268,19 @@ impl Distribution {
         place.counted.as_ref().map(|counted| common(&place.owned, counted))
     }
 
+    /// True if this rank saves states of a parameter that it has whole: of its copies on replicas
+    /// of the data, and on first and last pipeline stage, one is saved.
+    pub fn saves_whole(&self, name: &str) -> bool {
+        let is_last_copy = self.groups.embedding().is_some_and(|group| group.size() > 1 && group.rank() > 0);
+        self.places.get(name).is_some_and(|place| {
+            let is_first = match self.settings.sharding.divides_state() {
+                true => self.is_first_instance(place.replicas),
+                false => self.replicas(place.replicas).rank() == 0,
+            };
+            is_first && !(place.is_tied && is_last_copy)
+        })
+    }
+
     /// The part of a parameter's reduced gradient that this rank counts in sums over all ranks;
     /// `None` if another rank counts it.
     ///

@@ -22,18 +22,21 @@ pub struct StandardOverrides {
     /// True if the norms of queries and keys keep their decay
     /// (`optimizer.apply_wd_to_qk_layernorm`).
     pub decay_qk_layernorm: bool,
+    /// Rule of the parameters that are not matrices inside the model, beside a rule of matrices.
+    pub scalar_rule: Option<&'static str>,
 }
 
 impl OverrideProvider for StandardOverrides {
     fn override_for(&self, parameter: &Declaration) -> GroupSettings {
         let settings = match parameter.role {
             ParameterRole::Embedding | ParameterRole::Output => self.embeddings_and_output,
-            ParameterRole::Weight if parameter.shape.len() > 1 => self.hidden_matrices,
+            ParameterRole::Weight | ParameterRole::Channels if parameter.shape.len() > 1 => self.hidden_matrices,
             _ => GroupSettings::default(),
         };
         let keeps_decay = self.decay_qk_layernorm && parameter.role == ParameterRole::QueryKeyNorm;
         let decays = keeps_decay || !(parameter.shape.len() == 1 || parameter.role == ParameterRole::Bias);
-        if decays { settings } else { GroupSettings { wd_mult: 0.0, ..settings } }
+        let rule = self.scalar_rule.filter(|_| !parameter.is_hidden_matrix());
+        GroupSettings { rule, wd_mult: if decays { settings.wd_mult } else { 0.0 }, ..settings }
     }
 }
 
@@ -65,7 +68,7 @@ pub(super) fn group<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::Component;
+    use crate::model::{Component, TensorPartition};
 
     #[derive(Debug)]
     struct NoOverrides;
@@ -80,6 +83,7 @@ mod tests {
         Declaration {
             name: name.into(),
             shape: shape.to_vec(),
+            partition: TensorPartition::Rows,
             placement: Default::default(),
             role,
             component: Component::Mlp,

@@ -5,8 +5,8 @@
 //! together, `settings` the sharded state and its timing, `distribution` the reduction, ownership
 //! and counting of parameters, `sharing` the ranks that hold the same values, `reducer` the sums of
 //! gradients during backward, `sharded` the gathering of parameters, `packing` buckets on a device,
-//! `cast_gather` weights as codes of 8 bits; `frozen` reads and writes parameters that are not
-//! trained. `slot` has the state of a parameter, `scales` the scales that ranks agree on, `offload`
+//! `cast_gather` weights as codes of 8 bits, `whole` parameters that one rank updates whole;
+//! `frozen` reads and writes parameters that are not trained. `slot` has the state of a parameter, `scales` the scales that ranks agree on, `offload`
 //! state in host memory of parameters on a GPU.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a
@@ -37,6 +37,7 @@ mod slot;
 #[cfg(test)]
 mod tests;
 mod update_times;
+mod whole;
 
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
@@ -46,12 +47,14 @@ pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{OverrideProvider, ParameterGroup, StandardOverrides};
 pub use offload::{OffloadSettings, OffloadedElements, TransferTiming, offloaded};
-pub use optimizer::{Optimizer, OptimizerSettings, ShardedParameterError, StepOutcome, StepScales};
+pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepOutcome, StepScales};
 pub use reducer::{GradientPart, GradientReducer, ReduceDType, ReductionTimes};
 pub(crate) use saved::MASTER;
-pub use saved::OptimizerState;
+pub use saved::{OptimizerState, StatePart};
 pub use settings::{DistributionSettings, Sharding};
 pub use sharded::ShardedParameters;
 pub use sharing::ROW_COPIES;
+pub use whole::{EXPERT_WHOLE, WHOLE};
+pub(crate) use whole::{GATHERED, Holder, WholeLayout, holders, layout};
 
 pub use crate::schedule::{GroupRates, GroupSettings};

@@ -23,7 +23,7 @@ fn share(fraction: f64, transfers: TransferTiming) -> Option<OffloadSettings> {
 
 /// Every rule in float32 and bfloat16, and every format of states.
 fn algorithms() -> Vec<(Algorithm, FloatDType)> {
-    let of_rules = RULES.iter().map(with_defaults);
+    let of_rules = RULES.iter().map(with_defaults).filter(|rule| !rule.is_whole());
     let of_rules = of_rules.flat_map(|rule| [(rule.clone(), FloatDType::F32), (rule, FloatDType::BF16)]);
     of_rules.chain(formats().map(|(formats, dtype)| (adam().keeping(formats), dtype))).collect()
 }

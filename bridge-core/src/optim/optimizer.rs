@@ -1,6 +1,7 @@
 //! One optimizer for all parameters of a rank's chunks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,11 +13,13 @@ use super::flat::part;
 use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::offload::{HostTransfers, Offload, OffloadSettings, OffloadedElements, UpdateInputs, to_device};
-use super::rules::{self, Algorithm, Unit, UpdateBatch, UpdateStep};
+use super::rules::{self, Algorithm, UpdateBatch, UpdateStep, Values, WholeParameter};
 use super::scales::{Magnitudes, Scales, low_precision_gradient};
 use super::slot::Slot;
 use super::update_times::{CopyTimes, UpdateTimer};
+use super::whole::WholeGathers;
 use super::{Distribution, GradientBuffer, ShardedParameters};
+use crate::config::optimizer_rules::ScalarRule;
 use crate::model::{Declaration, ModelChunk, Replacement};
 use crate::schedule::{GroupRates, GroupSettings};
 use crate::timers::{TimerLevel, Timers};
@@ -60,21 +63,45 @@ pub struct StepOutcome {
 pub(super) struct TrainedParameter {
     /// Index of the parameter's group.
     group: usize,
-    /// Shape of this rank's shard of the parameter.
-    shape: Vec<usize>,
+    /// Index of the algorithm of its updates.
+    algorithm: usize,
+    /// Shape that updates are given: of the whole parameter if they need that, else of this rank's
+    /// shard of it.
+    pub shape: Vec<usize>,
+    /// Rows of each part of a fused projection.
+    parts: Vec<Vec<Range<usize>>>,
 }
 
-/// The optimizer rule needs whole parameters, but the run shards them.
+/// Reason for which there is no optimizer.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "optimizer.optimizer = {rule}: its update needs whole parameters, which are not gathered for it, and {parameter} is divided over {ranks} \
-     ranks; expected one rank for each (no ddp.use_distributed_optimizer, full sharding or tensor parallelism), or one of the rules {others}"
-)]
-pub struct ShardedParameterError {
-    rule: &'static str,
-    parameter: String,
-    ranks: &'static str,
-    others: String,
+pub enum OptimizerError {
+    /// An override names a rule that does not exist.
+    #[error("the parameter {parameter} is given to the optimizer `{rule}`; expected one of {}", rule_names())]
+    UnknownRule {
+        /// The rule.
+        rule: &'static str,
+        /// The parameter.
+        parameter: String,
+    },
+    /// A rule of matrices is given another parameter.
+    #[error(
+        "the parameter {parameter} of shape {shape:?} is given to the optimizer `{rule}`; expected two dimensions, which it needs"
+    )]
+    NotMatrix {
+        /// The rule.
+        rule: &'static str,
+        /// The parameter.
+        parameter: String,
+        /// Shape of the parameter.
+        shape: Vec<usize>,
+    },
+    /// Ranks cannot form groups that gather parameters.
+    #[error(transparent)]
+    Comm(#[from] CommError),
+}
+
+fn rule_names() -> String {
+    rules::RULES.iter().map(|rule| rule.declared.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The optimizer of one rank.
@@ -82,6 +109,8 @@ pub struct ShardedParameterError {
 pub struct Optimizer {
     pub(super) settings: OptimizerSettings,
     groups: Vec<ParameterGroup>,
+    /// The algorithm of the settings, and those of groups with other rules.
+    algorithms: Vec<Algorithm>,
     pub(super) trained: BTreeMap<String, TrainedParameter>,
     pub(super) slots: BTreeMap<String, Slot>,
     pub(super) offload: Offload,
@@ -93,8 +122,11 @@ pub struct Optimizer {
     copies: CopyTimes,
     /// Quantization scales of the states written by this step.
     scales: Scales,
-    /// Updates of the current step, if the rule makes several at a time.
-    batch: Option<Box<dyn UpdateBatch>>,
+    /// By algorithm, updates of the current step, if the rule makes several at a time.
+    batches: Vec<Option<Box<dyn UpdateBatch>>>,
+    gathers: WholeGathers,
+    /// New values of the parameters of the current step that were updated whole.
+    updated: BTreeMap<String, Tensor<1>>,
 }
 
 /// Callback that inspects parameters.
@@ -103,27 +135,60 @@ type ParameterVisitor<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
     ///
+    /// All ranks call this together.
+    ///
     /// # Errors
-    /// If its rule needs whole parameters and some are cut.
+    /// If a group names a rule that does not exist, or ranks cannot form groups.
     pub fn new(
         settings: OptimizerSettings,
         chunks: &[Box<dyn ModelChunk>],
         provider: &dyn OverrideProvider,
         distribution: Arc<Distribution>,
-    ) -> Result<Self, ShardedParameterError> {
+    ) -> Result<Self, OptimizerError> {
         let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
-        refuse_sharded_parameters(&settings.algorithm, parameters(), &distribution)?;
         let groups = groups::group(parameters(), provider);
-        let group_of: BTreeMap<_, _> = groups
-            .iter()
-            .enumerate()
-            .flat_map(|(i, group)| group.names.iter().map(move |name| (name.as_str(), i)))
-            .collect();
-        let trained = parameters().filter_map(|Declaration { name, shape, .. }| {
-            let group = *group_of.get(name.as_str())?;
-            Some((name.clone(), TrainedParameter { group, shape: shape.clone() }))
+        let (mut algorithms, mut algorithm_of) = (vec![settings.algorithm.clone()], BTreeMap::new());
+        for (index, group) in groups.iter().enumerate() {
+            let name = group.settings.rule.unwrap_or(settings.algorithm.rule.declared.name);
+            let known = algorithms.iter().position(|algorithm| algorithm.rule.declared.name == name);
+            let algorithm = known.map_or_else(
+                || {
+                    let parameter = group.names[0].clone();
+                    let rule = rules::named(name).ok_or(OptimizerError::UnknownRule { rule: name, parameter })?;
+                    algorithms.push(rule.with(&settings.algorithm.settings));
+                    Ok::<_, OptimizerError>(algorithms.len() - 1)
+                },
+                Ok,
+            )?;
+            algorithm_of.extend(group.names.iter().map(|name| (name.as_str(), (index, algorithm))));
+        }
+        let trained = parameters().filter_map(|parameter| {
+            let (group, algorithm) = *algorithm_of.get(parameter.name.as_str())?;
+            let is_whole = algorithms[algorithm].is_whole();
+            let shape = if is_whole { parameter.global_shape() } else { parameter.shape.clone() };
+            let parts = if is_whole { parameter.fused_rows() } else { Vec::new() };
+            Some((parameter.name.clone(), TrainedParameter { group, algorithm, shape, parts }))
         });
-        let trained = trained.collect();
+        let trained: BTreeMap<String, TrainedParameter> = trained.collect();
+        for (name, TrainedParameter { algorithm, shape, .. }) in &trained {
+            let rule = algorithms[*algorithm].rule.declared;
+            if rule.scalars != ScalarRule::Same && shape.len() != 2 {
+                return Err(OptimizerError::NotMatrix {
+                    rule: rule.name,
+                    parameter: name.clone(),
+                    shape: shape.clone(),
+                });
+            }
+        }
+        let is_whole = |name: &str| trained.get(name).is_some_and(|one| algorithms[one.algorithm].is_whole());
+        let any_whole = distribution.sum_over_world(f64::from(u8::from(algorithms.iter().any(Algorithm::is_whole))))?;
+        let gathers = if any_whole > 0.0 {
+            let whole = parameters().filter(|parameter| is_whole(&parameter.name)).collect::<Vec<_>>();
+            let divides_state = distribution.sharding().divides_state();
+            WholeGathers::new(distribution.groups(), whole.into_iter(), divides_state)?
+        } else {
+            WholeGathers::default()
+        };
         let updated = parameters().filter_map(|Declaration { name, .. }| {
             distribution.state_range(name).map(|range| (name.as_str(), range.len()))
         });
@@ -131,6 +196,7 @@ impl Optimizer {
             offload: Offload::new(settings.offload, updated),
             settings,
             groups,
+            algorithms,
             trained,
             slots: BTreeMap::new(),
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
@@ -139,7 +205,9 @@ impl Optimizer {
             timers: Arc::new(Timers::new(None)),
             copies: CopyTimes::default(),
             scales: Scales::new(),
-            batch: None,
+            batches: Vec::new(),
+            gathers,
+            updated: BTreeMap::new(),
         })
     }
 
@@ -229,12 +297,13 @@ impl Optimizer {
         let gradient_scale = unscale * clip;
         self.step += 1;
         let steps = self.steps_of_groups(rates, gradient_scale);
-        self.batch = self.settings.algorithm.update.batch();
+        self.batches = self.algorithms.iter().map(|algorithm| algorithm.update.batch()).collect();
         if self.distribution.sharding().divides_state() {
             let owned = self.parameters.owned(chunks)?;
             let mut visit = |f: &mut ParameterVisitor<'_>| owned.iter().for_each(|(name, value)| f(name, value));
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
+            self.update_whole(gradients, &steps, &mut visit)?;
             let mut transfers = self.start_host_transfers(gradients, &mut visit);
             let mut updated = BTreeMap::new();
             for (name, value) in owned {
@@ -246,13 +315,15 @@ impl Optimizer {
             let _timer = phase("params-all-gather");
             self.parameters.set_owned(chunks, updated)?;
         } else {
+            let trained: BTreeSet<String> = self.trained.keys().cloned().collect();
             let mut visit = |f: &mut ParameterVisitor<'_>| {
                 for chunk in chunks.iter() {
-                    chunk.visit_wanted(&|name| self.trained.contains_key(name), &mut |name, value| f(name, &value));
+                    chunk.visit_wanted(&|name| trained.contains(name), &mut |name, value| f(name, &value));
                 }
             };
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
             let timer = UpdateTimer::start(&timers);
+            self.update_whole(gradients, &steps, &mut visit)?;
             let mut transfers = self.start_host_transfers(gradients, &mut visit);
             for chunk in chunks {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
@@ -269,7 +340,7 @@ impl Optimizer {
 
     /// Launches the batched updates of the step. Their results may be read afterwards.
     fn finish_batch(&mut self) {
-        if let Some(batch) = self.batch.take() {
+        for batch in std::mem::take(&mut self.batches).into_iter().flatten() {
             batch.finish();
         }
     }
@@ -292,7 +363,10 @@ impl Optimizer {
         let (empty, mut magnitudes) = (Slot::empty(algorithm), Magnitudes::default());
         let mut transfers = self.start_host_transfers(gradients, visit);
         visit(&mut |name, value| {
-            let Some(TrainedParameter { group, shape }) = self.trained.get(name) else { return };
+            let Some(TrainedParameter { group, algorithm, shape, .. }) = self.trained.get(name) else { return };
+            if self.algorithms[*algorithm].formats.is_none() {
+                return;
+            }
             let (value, gradient) = if self.offload.has(name) {
                 let (value, gradient) = transfers.take(name).into_value_and_gradient(value);
                 gradient.iter().for_each(|gradient| gradients.set(name, gradient.clone()));
@@ -375,8 +449,11 @@ impl Optimizer {
         gradient: Option<Tensor<1>>,
         steps: &[UpdateStep<'_>],
     ) -> Tensor<1> {
-        let Some(TrainedParameter { group, shape }) = self.trained.get(name) else { return value };
-        let algorithm = &self.settings.algorithm;
+        let Some(TrainedParameter { group, algorithm, shape, .. }) = self.trained.get(name) else { return value };
+        let (index, algorithm) = (*algorithm, &self.algorithms[*algorithm]);
+        if let Some(updated) = self.updated.remove(name) {
+            return self.kept(name, value.dtype(), updated, None);
+        }
         // A parameter that the step did not touch has a zero gradient: its moments decay.
         let taken = Instant::now();
         let gradient = gradient.map(match value.dtype() {
@@ -395,15 +472,78 @@ impl Optimizer {
             return slot.update_low_precision(algorithm, formats, value, gradient, &step, scales);
         }
         let dtype = value.dtype();
-        let (updated, rounded) = slot.update(algorithm, self.batch.as_mut(), value, gradient, &step);
+        let (updated, rounded) = slot.update(algorithm, self.batches[index].as_mut(), value, gradient, &step);
+        self.kept(name, dtype, updated, rounded)
+    }
+
+    /// The new value of a parameter in its dtype. If that has 16 bits, the float32 value is kept.
+    fn kept(&mut self, name: &str, dtype: DType, updated: Tensor<1>, rounded: Option<Tensor<1>>) -> Tensor<1> {
         if dtype == DType::F32 {
             return updated;
         }
         let rounding = Instant::now();
         let rounded = rounded.unwrap_or_else(|| updated.clone().cast(FloatDType::from(dtype)));
+        let slot = self.slots.get_mut(name).expect("an update has a slot");
         slot.master = Some(Master::Whole(Box::new(Stored::Plain(updated))));
         self.copies.parameters += rounding.elapsed();
         rounded
+    }
+
+    /// Updates the parameters whose rules need whole ones, on the ranks that own them, and keeps
+    /// the new values of this rank's parts in `self.updated`.
+    fn update_whole(
+        &mut self,
+        gradients: &mut GradientBuffer,
+        steps: &[UpdateStep<'_>],
+        visit: &mut dyn FnMut(&mut ParameterVisitor<'_>),
+    ) -> Result<(), CommError> {
+        let mut parts = BTreeMap::new();
+        let Self { trained, algorithms, slots, .. } = self;
+        visit(&mut |name, value| {
+            let algorithm = trained.get(name).map(|one| &algorithms[one.algorithm]);
+            if let Some(algorithm) = algorithm.filter(|algorithm| algorithm.is_whole()) {
+                let slot = slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+                let gradient = gradients.take_unchanged(name).map_or_else(|| zeros_like(value), to_float32);
+                parts.insert(name.to_owned(), [slot.take_parameter(value.clone()), gradient]);
+            }
+        });
+        let Some(device) = parts.values().next().map(|[value, _]| value.device()) else { return Ok(()) };
+        let whole = self.gathers.gather(parts)?;
+        let mut updated = BTreeMap::new();
+        for (index, algorithm) in algorithms.iter().enumerate().filter(|(_, algorithm)| algorithm.is_whole()) {
+            let names = whole.keys().filter(|name| trained[*name].algorithm == index);
+            let prepared = names.clone().map(|name| {
+                let (TrainedParameter { group, shape, parts, .. }, [parameter, gradient]) =
+                    (&trained[name], &whole[name]);
+                let slot = slots.get_mut(name).expect("it was made above");
+                let states = slot.take_states(algorithm, parameter, shape);
+                let values = Values { parameter: parameter.clone(), states };
+                WholeParameter {
+                    values,
+                    gradient: gradient.clone(),
+                    step: UpdateStep { shape, ..steps[*group] },
+                    parts,
+                }
+            });
+            let results = algorithm.update.update_whole(prepared.collect());
+            for (name, values) in names.zip(results) {
+                let slot = slots.get_mut(name).expect("it was made above");
+                updated.insert(name.clone(), slot.put(values));
+            }
+        }
+        self.updated = self.gathers.scatter(updated, &device)?;
+        Ok(())
+    }
+
+    /// Algorithm of the updates of a trained parameter.
+    pub(super) fn algorithm_of(&self, name: &str) -> Option<&Algorithm> {
+        self.trained.get(name).map(|parameter| &self.algorithms[parameter.algorithm])
+    }
+
+    /// True if this rank has the states of the parameter in one piece, for updates of the whole
+    /// parameter; `None` if its states are divided as the parameter is.
+    pub(super) fn owns_whole(&self, name: &str) -> Option<bool> {
+        self.algorithm_of(name).filter(|algorithm| algorithm.is_whole()).map(|_| self.gathers.owns(name))
     }
 
     /// Euclidean norm of all parameters of the model (of their float32 masters, where there are
@@ -465,28 +605,6 @@ impl Optimizer {
     pub fn parameter_bytes(&self, chunks: &[Box<dyn ModelChunk>]) -> u64 {
         self.parameters.kept_bytes(chunks)
     }
-}
-
-/// Refuses layouts that shard the parameters of a rule that needs whole ones.
-pub(super) fn refuse_sharded_parameters<'a>(
-    algorithm: &Algorithm,
-    mut parameters: impl Iterator<Item = &'a Declaration>,
-    distribution: &Distribution,
-) -> Result<(), ShardedParameterError> {
-    if algorithm.rule.unit == Unit::Element {
-        return Ok(());
-    }
-    let divides_state = distribution.sharding().divides_state();
-    let cut = |parameter: &&Declaration| parameter.trainable && (divides_state || parameter.placement.shard.is_some());
-    parameters.find(cut).map_or(Ok(()), |parameter| {
-        let others = rules::RULES.iter().filter(|rule| rule.unit == Unit::Element).map(|rule| rule.declared.name);
-        Err(ShardedParameterError {
-            rule: algorithm.rule.declared.name,
-            parameter: parameter.name.clone(),
-            ranks: if divides_state { "data-parallel" } else { "tensor-parallel" },
-            others: others.collect::<Vec<_>>().join(", "),
-        })
-    })
 }
 
 /// `clip / (norm + 1e-6)` if that is below 1, else 1; 1 if clipping is off.

@@ -30,8 +30,20 @@ pub struct OptimizerState {
     /// Range of each of these tensors in this rank's shard of the parameter, flat and row-major. A
     /// tensor without an entry covers the whole shard.
     pub ranges: BTreeMap<String, Range<usize>>,
+    /// Shapes of those tensors that this rank has whole, however the parameter is sharded: states
+    /// of rules of whole parameters.
+    pub whole: BTreeMap<String, Vec<usize>>,
     /// Number of successful steps.
     pub step: u64,
+}
+
+/// Part of a saved tensor that is on this rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StatePart {
+    /// This range of the rank's shard of the parameter.
+    Range(Range<usize>),
+    /// A whole tensor of this shape.
+    Whole(Vec<usize>),
 }
 
 impl Optimizer {
@@ -52,9 +64,18 @@ impl Optimizer {
                 }
                 None => {}
             }
-            let kinds = self.settings.algorithm.rule.states.iter().zip(&slot.states);
+            let algorithm = self.algorithm_of(name).expect("parameters with state are trained");
+            let kinds = algorithm.rule.states.iter().zip(&slot.states);
             for (kind, stored) in kinds.filter_map(|(kind, stored)| Some((kind, stored.as_ref()?))) {
-                state.tensors.insert(add(kind.name), stored.clone());
+                let key = match self.state_part(kind.name, name) {
+                    Some(StatePart::Whole(shape)) => {
+                        let key = format!("{}.{name}", kind.name);
+                        state.whole.insert(key.clone(), shape);
+                        key
+                    }
+                    _ => add(kind.name),
+                };
+                state.tensors.insert(key, stored.clone());
             }
         }
         state
@@ -74,15 +95,26 @@ impl Optimizer {
         updated
     }
 
-    /// True if this optimizer has this kind of saved tensor.
-    pub fn has_state(&self, kind: &str) -> bool {
-        kind == MASTER || self.settings.algorithm.rule.states.iter().any(|state| state.name == kind)
+    /// The part of a kind of saved tensor of a parameter that is on this rank; `None` if the
+    /// optimizer has no such tensor, or another rank has it.
+    pub fn state_part(&self, kind: &str, parameter: &str) -> Option<StatePart> {
+        let range = || self.distribution.state_range(parameter).map(StatePart::Range);
+        if kind == MASTER {
+            return range();
+        }
+        let algorithm = self.algorithm_of(parameter)?;
+        let state = algorithm.rule.states.iter().find(|state| state.name == kind)?;
+        let shape = || state.shape_for(&algorithm.settings, &self.trained[parameter].shape);
+        match self.owns_whole(parameter) {
+            Some(is_owner) => is_owner.then(|| StatePart::Whole(shape())),
+            None => range(),
+        }
     }
 
     /// The dtype that a kind of saved tensor must have; `None` for kinds that may come in any
     /// format.
-    pub fn required_dtype(&self, kind: &str) -> Option<FloatDType> {
-        let rule = self.settings.algorithm.rule;
+    pub fn required_dtype(&self, kind: &str, parameter: &str) -> Option<FloatDType> {
+        let rule = self.algorithm_of(parameter)?.rule;
         let state = rule.states.iter().find(|state| state.name == kind && !rule.declared.keeps_formats);
         state.map(|state| state.dtype)
     }
@@ -110,10 +142,10 @@ impl Optimizer {
         let unknown = tensors.filter_map(|(key, stored)| (!self.load_tensor(&key, stored, None)).then_some(key));
         let mut unknown: Vec<String> = unknown.collect();
         for (key, remainders) in state.remainders {
-            let algorithm = &self.settings.algorithm;
             match self.parameter_of(&key) {
                 Some((MASTER, name)) => {
-                    let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+                    let empty = Slot::empty(self.algorithm_of(name).expect("it is trained"));
+                    let slot = self.slots.entry(name.to_owned()).or_insert(empty);
                     slot.master = Some(Master::Remainders(remainders));
                 }
                 _ => unknown.push(key),
@@ -126,15 +158,16 @@ impl Optimizer {
     /// parameter of this optimizer. A master is converted to the optimizer's format at once;
     /// `parameter` is the part of its parameter that this rank updates.
     pub fn load_tensor(&mut self, key: &str, stored: Stored, parameter: Option<&Tensor<1>>) -> bool {
-        let algorithm = &self.settings.algorithm;
-        let Some((kind, name)) = self.parameter_of(key).filter(|(kind, _)| self.has_state(kind)) else { return false };
-        let stored = match self.distribution.state_range(name) {
-            Some(range) if range.end <= stored.len() && range.len() < stored.len() => stored.part(&range),
+        let Some((kind, name)) = self.parameter_of(key) else { return false };
+        let Some(part) = self.state_part(kind, name) else { return false };
+        let algorithm = self.algorithm_of(name).expect("it is trained").clone();
+        let stored = match part {
+            StatePart::Range(range) if range.end <= stored.len() && range.len() < stored.len() => stored.part(&range),
             _ => stored,
         };
         let stored = if self.offload.has(name) { stored_in_host(stored) } else { stored };
         let keeps_remainders = algorithm.formats.as_ref().is_some_and(|f| f.master == MasterFormat::Remainders);
-        let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(algorithm));
+        let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(&algorithm));
         match algorithm.rule.states.iter().position(|state| state.name == kind) {
             Some(index) => slot.states[index] = Some(stored),
             None => {

@@ -63,7 +63,9 @@ impl Slot {
         step: &UpdateStep<'_>,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
         let previous = (value.dtype() != DType::F32).then(|| value.clone());
-        let values = self.take(algorithm, value);
+        let parameter = self.take_parameter(value);
+        let states = self.take_states(algorithm, &parameter, &[parameter.dims()[0]]);
+        let values = Values { parameter, states };
         let (values, rounded) = match batch {
             Some(batch) => batch.add(values, gradient, step, previous),
             None => (algorithm.update.update(values, to_float32(gradient), step), None),
@@ -71,21 +73,25 @@ impl Slot {
         (self.put(values), rounded)
     }
 
-    /// Inputs of an update with states as the rule declares them.
-    fn take(&mut self, algorithm: &Algorithm, value: Tensor<1>) -> Values {
-        let parameter = match self.master.take() {
+    /// Float32 value of the parameter for an update.
+    pub fn take_parameter(&mut self, value: Tensor<1>) -> Tensor<1> {
+        match self.master.take() {
             Some(Master::Whole(master)) => master.into_plain(&value.device()),
             Some(master) => master.widen(&value),
             None if value.dtype() == DType::F32 => value,
             None => value.cast(FloatDType::F32),
-        };
-        let states = algorithm.rule.states.iter().zip(&mut self.states);
-        let states = states.map(|(state, kept)| plain(kept.take(), state, &parameter)).collect();
-        Values { parameter, states }
+        }
     }
 
-    /// Keeps the states that an update made.
-    fn put(&mut self, Values { parameter, states }: Values) -> Tensor<1> {
+    /// States for an update as the rule declares them. `shape` is that of `parameter`.
+    pub fn take_states(&mut self, algorithm: &Algorithm, parameter: &Tensor<1>, shape: &[usize]) -> Vec<Tensor<1>> {
+        let states = algorithm.rule.states.iter().zip(&mut self.states);
+        let len = |state: &State| state.shape_for(&algorithm.settings, shape).iter().product();
+        states.map(|(state, kept)| plain(kept.take(), state, parameter, len(state))).collect()
+    }
+
+    /// Keeps the states that an update made, and returns the parameter.
+    pub fn put(&mut self, Values { parameter, states }: Values) -> Tensor<1> {
         self.states = states.into_iter().map(|state| Some(Stored::Plain(state))).collect();
         parameter
     }
@@ -120,9 +126,9 @@ impl Slot {
 }
 
 /// A state as the rule declares it.
-fn plain(kept: Option<Stored>, state: &State, parameter: &Tensor<1>) -> Tensor<1> {
+fn plain(kept: Option<Stored>, state: &State, parameter: &Tensor<1>, len: usize) -> Tensor<1> {
     match kept {
-        None => state.first(parameter),
+        None => state.first(parameter, len),
         Some(Stored::Plain(kept)) if kept.dtype() == DType::from(state.dtype) => kept,
         Some(kept) => kept.widen(&parameter.device()).cast(state.dtype),
     }

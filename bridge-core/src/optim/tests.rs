@@ -29,8 +29,9 @@ pub(super) fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: us
 
 fn optimizer(algorithm: rules::Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
     let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true, offload: None };
-    let distribution = Arc::new(Distribution::single(chunks));
-    Optimizer::new(settings, chunks, &StandardOverrides::default(), distribution).unwrap()
+    let (provider, distribution) =
+        (rules::tests::overrides(&settings.algorithm), Arc::new(Distribution::single(chunks)));
+    Optimizer::new(settings, chunks, &provider, distribution).unwrap()
 }
 
 pub(super) fn rates(optimizer: &Optimizer) -> Vec<GroupRates> {

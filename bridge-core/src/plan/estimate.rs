@@ -197,6 +197,8 @@ impl Links {
             TrafficGroup::World => self.world,
             TrafficGroup::Mesh(kind) => self.mesh[kind as usize],
             TrafficGroup::RowCopies => self.row_copies,
+            // Its ranks may be on any nodes.
+            TrafficGroup::Whole(_) => self.world,
         }
     }
 }

@@ -107,8 +107,9 @@ pub struct TrafficComparison {
     pub planned: Amount,
     /// Measured amount of each rank.
     pub measured: Vec<Amount>,
-    /// True if they are equal. Routers decide on the destination of tokens, so for all-to-all
-    /// operations the sums over the ranks must be equal.
+    /// True if they are equal. Routers decide on the destination of tokens, and owners of whole
+    /// parameters have unequal numbers, so for all-to-all operations the means over the ranks must
+    /// be equal.
     pub matches: bool,
 }
 
@@ -119,7 +120,7 @@ pub struct MemoryComparison {
     pub planned: u64,
     /// Measured elements of each rank.
     pub measured: Vec<u64>,
-    /// True if they are equal within 2%.
+    /// True if the largest is as planned within 2%.
     pub matches: bool,
 }
 
@@ -206,7 +207,7 @@ fn compare_traffic(key: &(String, Operation), planned: Amount, measured: Vec<Amo
         Operation::AllToAll => {
             let bytes: u64 = measured.iter().map(|amount| amount.bytes).sum();
             let as_often = measured.iter().all(|amount| amount.operations == planned.operations);
-            as_often && bytes == planned.bytes * measured.len() as u64
+            as_often && bytes.div_ceil(measured.len().max(1) as u64) == planned.bytes
         }
         _ => measured.iter().all(|amount| *amount == planned),
     };
@@ -215,7 +216,8 @@ fn compare_traffic(key: &(String, Operation), planned: Amount, measured: Vec<Amo
 
 fn compare_memory(planned: u64, measured: Vec<u64>) -> MemoryComparison {
     let is_near = |bytes: &u64| bytes.abs_diff(planned) as f64 <= MEMORY_TOLERANCE * planned as f64;
-    let matches = measured.iter().all(is_near);
+    // Ranks that own whole parameters have unequal states; the plan has the largest.
+    let matches = measured.iter().max().is_some_and(is_near);
     MemoryComparison { planned, measured, matches }
 }
 

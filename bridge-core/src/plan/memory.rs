@@ -4,7 +4,7 @@
 //! step of one micro-batch has no sums of gradients when its backward begins, so the peak is
 //! anywhere between all activations and all gradients. Every segment is evaluated.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use bridge_dist::schedule::ScheduleKind;
 use serde::Serialize;
@@ -15,7 +15,8 @@ use super::segments::{ChunkActivations, activations as of_chunk, chunk_regions};
 use super::setup::{Chunk, Setup};
 use super::traffic::largest_bucket;
 use crate::model::{Declaration, ReplicaGroup};
-use crate::optim::{self, OffloadSettings, Sharding, owned_range};
+use crate::optim::rules::{self, Rule, Unit};
+use crate::optim::{self, OffloadSettings, Sharding, WholeLayout, owned_range};
 
 /// Memory of a rank at the moment when it holds most, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -127,16 +128,38 @@ struct States {
 fn states(setup: &Setup<'_>, stage: usize) -> States {
     let (bytes, is_divided) = (setup.bytes, setup.sharding().divides_state());
     let tensors = setup.parameters(stage).filter(|p| p.trainable).count() as u64;
-    let elements = sharded(setup, stage, is_divided, |p| p.trainable);
+    let chosen = rules::find(setup.config.optimizer.optimizer);
+    let with = |rule: &Rule| sharded(setup, stage, is_divided, |p| p.trainable && std::ptr::eq(setup.rule(p), rule));
+    let elements = if chosen.unit == Unit::Element { with(chosen) } else { 0 };
+    // Only the chosen rule keeps formats; of others each element has its states and a master.
+    let master = if bytes.parameter < 4 { 4 } else { 0 };
+    let others = rules::RULES.iter().filter(|rule| !std::ptr::eq(*rule, chosen) || rule.unit == Unit::Parameter);
+    let of_others = others.map(|rule| {
+        let of_element = if rule.unit == Unit::Element { rule.state_bytes(&setup.config.optimizer, &[1]) } else { 0 };
+        with(rule) * (of_element + master)
+    });
+    let of_others = of_others.sum::<u64>() + whole_states(setup, stage);
     let moved = offloaded(setup, stage);
     // A tensor of which a rank has a part has its scales there too.
     States {
-        on_device: (elements - moved.elements) * bytes.optimizer + (tensors - moved.tensors) * bytes.scales,
+        on_device: (elements - moved.elements) * bytes.optimizer + (tensors - moved.tensors) * bytes.scales + of_others,
         on_host: elements * bytes.host_optimizer
             + moved.elements * bytes.optimizer
             + tensors * bytes.host_scales
             + moved.tensors * bytes.scales,
     }
+}
+
+/// States of the parameters that are updated whole, on the rank that has most.
+fn whole_states(setup: &Setup<'_>, stage: usize) -> u64 {
+    let rules: BTreeMap<&str, &Rule> = setup.parameters(stage).map(|p| (p.name.as_str(), setup.rule(p))).collect();
+    let of_kind = |replicas| {
+        let (holders, layouts) = setup.whole(stage, replicas);
+        let bytes = |layout: &WholeLayout| rules[layout.name()].state_bytes(&setup.config.optimizer, layout.shape());
+        let of_rank = |rank| layouts.iter().filter(|layout| layout.owner == rank).map(bytes).sum::<u64>();
+        (0..holders.len()).map(of_rank).max().unwrap_or(0)
+    };
+    of_kind(ReplicaGroup::Dense) + of_kind(ReplicaGroup::Expert)
 }
 
 /// Part of a rank's parameters with optimizer state in host memory by choice.

@@ -6,7 +6,10 @@ use super::recompute::{GraphCuts, Recompute};
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
 use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
-use crate::optim::{BucketPadding, BucketRule, DistributionSettings, OffloadSettings, Sharding, TransferTiming};
+use crate::optim::{
+    BucketPadding, BucketRule, DistributionSettings, GroupSettings, OffloadSettings, Sharding, StandardOverrides,
+    TransferTiming,
+};
 
 /// Bucket rule without a size in the recipe: Megatron's default, in elements, but several buckets
 /// also for a smaller model.
@@ -140,4 +143,38 @@ pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
     let states = rules::find(optimizer.optimizer).states.iter();
     let states = states.filter_map(|state| state.format).map(|setting| format(setting(optimizer)));
     Some(StateFormats { master, states: states.collect() })
+}
+
+/// The usual settings of parameter groups.
+pub(crate) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
+    let optimizer = &config.optimizer;
+    let embeddings_and_output = match optimizer.decoupled_lr {
+        None => GroupSettings::default(),
+        max_lr => GroupSettings {
+            max_lr,
+            min_lr: optimizer.decoupled_min_lr,
+            is_decoupled_lr: true,
+            ..GroupSettings::default()
+        },
+    };
+    let width = config.model.width_multiplier();
+    let scalar_rule = optimizer.optimizer.rule().and_then(|rule| rule.scalar_rule(optimizer));
+    // Orthogonalized updates have the size that the scale mode says, for any width.
+    let hidden_matrices = match config.model.use_mup && scalar_rule.is_none() {
+        false => GroupSettings::default(),
+        true => GroupSettings {
+            max_lr: Some(optimizer.lr / width),
+            min_lr: Some(optimizer.min_lr / width),
+            // Gradients shrink with the width, and so do the roots that epsilon is added to (Yang
+            // et al., arXiv:2203.03466, appendix B.3).
+            eps_mult: 1.0 / width,
+            ..GroupSettings::default()
+        },
+    };
+    StandardOverrides {
+        embeddings_and_output,
+        hidden_matrices,
+        decay_qk_layernorm: optimizer.apply_wd_to_qk_layernorm,
+        scalar_rule: scalar_rule.map(|rule| rule.name),
+    }
 }

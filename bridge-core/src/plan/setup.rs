@@ -11,10 +11,14 @@ use super::recompute::Recompute;
 use super::settings;
 use crate::config::{ConfigErrors, DType, FinalModel, RunConfig, TokenizerType, pipeline_placement, pipeline_schedule};
 use crate::model::{
-    Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, SegmentCost, Stage, Workload,
+    Declaration, Declarations, Member, ModelBuildError, ModelRegistry, Outline, RankPlace, ReplicaGroup, SegmentCost,
+    Stage, Workload,
 };
-use crate::optim::rules::MasterFormat;
-use crate::optim::{DistributionSettings, OffloadSettings, ShardCounts, Sharding};
+use crate::optim::rules::{MasterFormat, Rule, Unit, find, named};
+use crate::optim::{
+    DistributionSettings, Holder, OffloadSettings, OverrideProvider, ShardCounts, Sharding, StandardOverrides,
+    WholeLayout, holders, layout as whole_layout,
+};
 
 /// Reason for which no plan can be made.
 #[derive(thiserror::Error)]
@@ -144,6 +148,8 @@ pub(super) struct Setup<'a> {
     /// Distribution of gradients, state and parameters over replicas.
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
+    /// Settings of parameter groups.
+    pub overrides: StandardOverrides,
     /// Optimizer states in host memory.
     pub optimizer_offload: Option<OffloadSettings>,
     pub recompute: Recompute,
@@ -201,6 +207,7 @@ impl<'a> Setup<'a> {
             shape,
             distribution: settings::distribution(config),
             bytes,
+            overrides: settings::standard_overrides(config),
             optimizer_offload: settings::optimizer_offload(config),
             recompute: settings::recompute(config),
             activation_offload: settings::activation_offload(config),
@@ -216,6 +223,23 @@ impl<'a> Setup<'a> {
     /// The parameters of a rank of a stage.
     pub fn parameters(&self, stage: usize) -> impl Iterator<Item = &Declaration> + Clone {
         self.stages[stage].iter().flat_map(|chunk| chunk.declarations.parameters())
+    }
+
+    /// Rule of the updates of a parameter.
+    pub fn rule(&self, parameter: &Declaration) -> &'static Rule {
+        let other = self.overrides.override_for(parameter).rule.and_then(named);
+        other.unwrap_or_else(|| find(self.config.optimizer.optimizer))
+    }
+
+    /// Parameters of a stage that are updated whole, and the ranks that hold parts of them.
+    pub fn whole(&self, stage: usize, replicas: ReplicaGroup) -> (Vec<Holder>, Vec<WholeLayout>) {
+        let of_stage = |rank: &usize| self.mesh.coordinates(*rank).pp == stage;
+        let rank = (0..self.mesh.world_size()).find(of_stage).expect("every stage has ranks");
+        let holders = holders(&self.mesh, rank, replicas, self.sharding().divides_state());
+        let is_whole =
+            |p: &&Declaration| p.trainable && p.placement.replicas == replicas && self.rule(p).unit == Unit::Parameter;
+        let layouts = whole_layout(self.parameters(stage).filter(is_whole), &holders);
+        (holders, layouts)
     }
 
     pub fn batch(&self) -> Batch {
@@ -329,9 +353,7 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let has_master = parameter < 4;
     let optimizer = match &formats {
         Some(formats) => formats.bytes_per_element(has_master),
-        None => {
-            crate::optim::rules::find(config.optimizer.optimizer).bytes_per_element() + if has_master { 4 } else { 0 }
-        }
+        None => find(config.optimizer.optimizer).state_bytes(&config.optimizer, &[1]) + if has_master { 4 } else { 0 },
     };
     let of_host = formats.as_ref().filter(|_| !config.computes_on_cpu());
     let host_optimizer = of_host.map_or(0, |formats| formats.host_bytes_per_element(has_master));

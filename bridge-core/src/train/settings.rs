@@ -4,7 +4,7 @@
 use burn::tensor::FloatDType;
 
 use crate::config::{self, RunConfig};
-use crate::optim::{AccumulationDType, GroupSettings, OptimizerSettings, ReduceDType, StandardOverrides, rules};
+use crate::optim::{AccumulationDType, OptimizerSettings, ReduceDType, rules};
 use crate::plan;
 use crate::resilience::rerun::{ErrorInjection, RankLocation, RerunConfig};
 use crate::resilience::{LossChecks, Signal, SpikyLossDetector};
@@ -50,32 +50,6 @@ pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSetti
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
         offload: plan::settings::optimizer_offload(config),
     }
-}
-
-pub(in crate::train) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
-    let optimizer = &config.optimizer;
-    let embeddings_and_output = match optimizer.decoupled_lr {
-        None => GroupSettings::default(),
-        max_lr => GroupSettings {
-            max_lr,
-            min_lr: optimizer.decoupled_min_lr,
-            is_decoupled_lr: true,
-            ..GroupSettings::default()
-        },
-    };
-    let width = config.model.width_multiplier();
-    let hidden_matrices = match config.model.use_mup {
-        false => GroupSettings::default(),
-        true => GroupSettings {
-            max_lr: Some(optimizer.lr / width),
-            min_lr: Some(optimizer.min_lr / width),
-            // Gradients shrink with the width, and so do the roots that epsilon is added to (Yang
-            // et al., arXiv:2203.03466, appendix B.3).
-            eps_mult: 1.0 / width,
-            ..GroupSettings::default()
-        },
-    };
-    StandardOverrides { embeddings_and_output, hidden_matrices, decay_qk_layernorm: optimizer.apply_wd_to_qk_layernorm }
 }
 
 pub(in crate::train) fn batch_size(config: &RunConfig) -> BatchSizeConfig {

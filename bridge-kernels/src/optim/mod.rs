@@ -6,6 +6,7 @@ pub mod cube;
 mod flex;
 mod formats;
 mod low_precision;
+pub mod newton_schulz;
 mod steps;
 mod stored;
 
@@ -16,6 +17,7 @@ pub use low_precision::{
     LowPrecisionAdamW, LowPrecisionFormats, adamw_low_precision, adamw_low_precision_reference, adamw_magnitudes,
     adamw_magnitudes_reference,
 };
+pub use newton_schulz::{Polynomial, newton_schulz};
 pub use steps::{AdamW, AdamWState, UpdateStep};
 pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
 

@@ -188,7 +188,7 @@ impl GatedDeltaNet {
                     [2 * keys + values, linear.conv_kernel],
                     channels,
                     taps,
-                    ParameterRole::Weight,
+                    ParameterRole::Channels,
                 ),
             },
             a_log: vector(

@@ -77,7 +77,7 @@ impl ShortConv {
         Self {
             in_proj: Linear::new(&in_proj, scope, "in_proj"),
             conv: Convolution {
-                weight: conv.parameter("weight", [c, k], TensorPartition::Rows, taps, ParameterRole::Weight),
+                weight: conv.parameter("weight", [c, k], TensorPartition::Rows, taps, ParameterRole::Channels),
                 bias: bias.then(of_bias),
             },
             out_proj: Linear::new(&out_proj, scope, "out_proj"),

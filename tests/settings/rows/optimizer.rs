@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [rates(), rules(), precision(), states(), sharding(), offload()].concat()
+    [rates(), rules(), matrices(), precision(), states(), sharding(), offload()].concat()
 }
 
 fn rates() -> Vec<Row> {
@@ -30,8 +30,12 @@ fn rates() -> Vec<Row> {
 fn rules() -> Vec<Row> {
     let lion = tiny_with(&["optimizer.optimizer=lion", "optimizer.adam_beta2=null"]);
     vec![
-        row("optimizer.optimizer", &tiny_with(&["optimizer.adam_beta2=null"]), &["adam", "sgd", "lion"])
-            .moves("params shapes slices"),
+        row(
+            "optimizer.optimizer",
+            &tiny_with(&["optimizer.adam_beta2=null"]),
+            &["adam", "sgd", "lion", "muon", "adaptive_muon"],
+        )
+        .moves("params shapes slices"),
         row("optimizer.adam_beta1", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.adam_beta2", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.adam_eps", &tiny(), &[AS_IT_IS, "1e-3"]).moves("params"),
@@ -44,6 +48,43 @@ fn rules() -> Vec<Row> {
         .moves("params"),
         row("optimizer.lion_beta1", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.lion_beta2", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
+    ]
+}
+
+fn matrices() -> Vec<Row> {
+    let muon = tiny_with(&["optimizer.optimizer=muon"]);
+    let adaptive = tiny_with(&["optimizer.optimizer=adaptive_muon"]);
+    let long = muon.with(&["optimizer.muon_num_ns_steps=6"]);
+    vec![
+        row("optimizer.muon_momentum", &muon, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.muon_split_qkv", &muon, &[AS_IT_IS, "false"]).moves("params"),
+        switch("optimizer.muon_nesterov", &muon).moves("params"),
+        row("optimizer.muon_scale_mode", &muon, &["spectral", "shape_scaling", "unit_rms_norm"]).moves("params"),
+        row("optimizer.muon_fp32_matmul_prec", &muon, &["highest", "medium"]).moves("console").holds(
+            1,
+            "console",
+            "products are float32",
+        ),
+        row(
+            "optimizer.muon_coefficient_type",
+            &long,
+            &["simple", "quintic", "polar_express", "cans", "aol", "cubic5 & optimizer.muon_num_ns_steps=5"],
+        )
+        .moves("params"),
+        row(
+            "optimizer.muon_coefficient_type",
+            &muon.with(&["optimizer.muon_num_ns_steps=9"]),
+            &["simple", "deepseekv4"],
+        )
+        .moves("params"),
+        row("optimizer.muon_num_ns_steps", &muon, &[AS_IT_IS, "4"]).moves("params"),
+        row("optimizer.muon_extra_scale_factor", &muon, &[AS_IT_IS, "0.2"]).moves("params"),
+        row("optimizer.muon_scalar_optimizer", &muon.with(&["optimizer.adam_beta2=null"]), &["adam", "lion"])
+            .moves("params shapes slices"),
+        row("optimizer.adaptive_muon_moment2_method", &adaptive, &["adamuon", "normuon", "namo"])
+            .moves("params shapes slices"),
+        row("optimizer.adaptive_muon_beta2", &adaptive, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.adaptive_muon_eps", &adaptive, &[AS_IT_IS, "1e-2"]).moves("params"),
     ]
 }
 

@@ -75,6 +75,8 @@ mod running;
 mod training;
 
 pub use model::*;
-pub use optimizer::OptimizerName;
+pub use optimizer::{
+    MatmulPrecision, Moment2Method, MuonCoefficients, MuonScalarOptimizer, MuonScaleMode, OptimizerName,
+};
 pub use running::*;
 pub use training::*;

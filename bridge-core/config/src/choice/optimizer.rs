@@ -62,3 +62,61 @@ impl Field for OptimizerName {
         TypeSpec::Choice(&NAMES)
     }
 }
+
+choices! {
+    /// Polynomials of Muon's iteration.
+    pub enum MuonCoefficients {
+        /// The polynomial of Muon's first implementation at every step.
+        Simple = "simple",
+        /// Five polynomials, repeated from the first.
+        Quintic = "quintic",
+        /// Polar Express (Amsel et al., arXiv:2505.16932).
+        PolarExpress = "polar_express",
+        /// Chebyshev-type polynomials (Grishina et al., arXiv:2506.10935).
+        Cans = "cans",
+        /// Four polynomials for inputs that were scaled row by row, repeated from the first.
+        Aol = "aol",
+        /// Eight steps of "simple", then steps that converge.
+        DeepseekV4 = "deepseekv4",
+        /// Five cubic polynomials (arXiv:2606.00371).
+        Cubic5 = "cubic5",
+    }
+
+    /// Factor of Muon's update by the shape of a matrix.
+    pub enum MuonScaleMode {
+        /// Root of rows by columns, 1 at least.
+        ShapeScaling = "shape_scaling",
+        /// Root of the larger side.
+        Spectral = "spectral",
+        /// Root of rows by columns.
+        UnitRmsNorm = "unit_rms_norm",
+    }
+
+    /// Precision of float32 products.
+    pub enum MatmulPrecision {
+        /// float32.
+        Highest = "highest",
+        /// float32, or faster products that are nearly as precise.
+        High = "high",
+        /// bfloat16, where devices are faster at it.
+        Medium = "medium",
+    }
+
+    /// Optimizer of the parameters that Muon does not take.
+    pub enum MuonScalarOptimizer {
+        /// Adam.
+        Adam = "adam",
+        /// Lion.
+        Lion = "lion",
+    }
+
+    /// Second moment of adaptive Muon.
+    pub enum Moment2Method {
+        /// A moment for each element (arXiv:2507.11005).
+        Adamuon = "adamuon",
+        /// A moment for each row or column (arXiv:2510.05491).
+        Normuon = "normuon",
+        /// A moment for the whole matrix (arXiv:2602.17080).
+        Namo = "namo",
+    }
+}

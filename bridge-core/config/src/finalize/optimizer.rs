@@ -1,10 +1,10 @@
 //! The rules of `[optimizer]`.
 
-use super::super::choice::{DType, OptimizerName};
+use super::super::choice::{DType, MatmulPrecision, Moment2Method, MuonCoefficients, OptimizerName};
 use super::super::run_config::{FinalOptimizer, ParallelSizes};
 use super::Draft;
 use super::presets::has_shards;
-use crate::optimizer_rules::{NAMES, RULES, UpdateSize};
+use crate::optimizer_rules::{ADAPTIVE_MUON, NAMES, RULES, ScalarRule, UpdateSize};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
@@ -21,6 +21,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
     foreign_settings_are_not_set(draft, config.optimizer);
+    matrix_rules_fit(draft);
     width_transfer_fits(draft, lr);
     FinalOptimizer { lr, min_lr, config }
 }
@@ -33,14 +34,37 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
         let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
         return draft.require(is_refused, "optimizer.optimizer", message);
     };
+    let scalars = rule.scalar_rule(&draft.recipe.optimizer);
+    let is_read = |setting: &&str| std::iter::once(rule).chain(scalars).any(|rule| rule.settings.contains(setting));
     for other in RULES {
-        for setting in other.settings.iter().filter(|setting| !rule.settings.contains(setting)) {
+        for setting in other.settings.iter().filter(|setting| !is_read(setting)) {
             let key = format!("optimizer.{setting}");
             let message = format!("is a setting of {}, but optimizer.optimizer is {chosen}", other.name);
             let is_changed = draft.recipe_differs(&key);
             draft.require(!is_changed, &key, message);
         }
     }
+}
+
+/// Combinations that the rules of whole matrices cannot compute.
+fn matrix_rules_fit(draft: &mut Draft<'_>) {
+    let config = draft.recipe.optimizer.clone();
+    let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars == ScalarRule::Muon) else { return };
+    let is_cubic5 = config.muon_coefficient_type == MuonCoefficients::Cubic5;
+    let message = format!("expected 5, the length of cubic5, found {}", config.muon_num_ns_steps);
+    draft.require(!is_cubic5 || config.muon_num_ns_steps == 5, "optimizer.muon_num_ns_steps", message);
+    let is_namo = *rule == ADAPTIVE_MUON && config.adaptive_muon_moment2_method == Moment2Method::Namo;
+    let message = "namo measures the gradient without decay: expected optimizer.decoupled_weight_decay = true";
+    draft.forbid(is_namo && !config.decoupled_weight_decay, "optimizer.adaptive_muon_moment2_method", message);
+    const PRECISION: &str = "optimizer.muon_fp32_matmul_prec";
+    let device = draft.recipe.device.clone();
+    let is_idle = draft.is_explicit(PRECISION)
+        && config.muon_fp32_matmul_prec == MatmulPrecision::Medium
+        && matches!(device.as_str(), "flex" | "cpu");
+    draft.idle_if(is_idle, PRECISION, format!("has no effect on device = {device}, where products are float32"));
+    let message =
+        format!("is not implemented with optimizer.optimizer = {}: its matrices are updated where they are", rule.name);
+    draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
 }
 
 /// An offload to the host must be requested explicitly, and only with a fraction above zero.

@@ -196,6 +196,8 @@ fn check_lr_range(max_lr: f64, min_lr: f64) -> Result<(), SchedulerError> {
 /// Settings of a parameter group that differ from those of the optimizer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupSettings {
+    /// Name of the update rule instead of the optimizer's.
+    pub rule: Option<&'static str>,
     /// Peak learning rate instead of the schedule's.
     pub max_lr: Option<f64>,
     /// Floor instead of the schedule's.
@@ -211,7 +213,7 @@ pub struct GroupSettings {
 impl Default for GroupSettings {
     /// No difference from the settings of the optimizer.
     fn default() -> Self {
-        Self { max_lr: None, min_lr: None, wd_mult: 1.0, eps_mult: 1.0, is_decoupled_lr: false }
+        Self { rule: None, max_lr: None, min_lr: None, wd_mult: 1.0, eps_mult: 1.0, is_decoupled_lr: false }
     }
 }
 

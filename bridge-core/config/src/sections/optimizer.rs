@@ -1,6 +1,9 @@
 //! `[optimizer]` and `[optimizer_config_override_provider]`: names, defaults, ranges.
 
-use super::super::choice::{DType, Fp8Recipe, OptimizerName};
+use super::super::choice::{
+    DType, Fp8Recipe, MatmulPrecision, Moment2Method, MuonCoefficients, MuonScalarOptimizer, MuonScaleMode,
+    OptimizerName,
+};
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
 use super::super::rule::{excludes, idle_unless, needs};
@@ -80,24 +83,31 @@ section! {
         decoupled_weight_decay: bool = true;
         /// Momentum of SGD.
         sgd_momentum: f64 = 0.9, Limits::BELOW_ONE;
-        refused muon_momentum = 0.95, "Momentum of Muon.", Limits::BELOW_ONE => not_built("the momentum of Muon");
-        refused muon_split_qkv = true, "Treat query, key and value separately."
-            => not_built("query, key and value orthogonalized together by Muon");
-        refused muon_nesterov = false, "Nesterov momentum." => not_built("Nesterov's momentum in Muon");
-        refused muon_scale_mode = String::from("spectral"), "Update scaling rule."
-            => not_built("how Muon scales its update");
-        refused muon_fp32_matmul_prec = String::from("medium"), "Newton-Schulz precision."
-            => not_built("the precision of Muon's matrix multiplications");
-        refused muon_coefficient_type = String::from("quintic"), "Newton-Schulz coefficients."
-            => not_built("the polynomial of Muon's iteration");
-        refused muon_num_ns_steps = 5_usize, "Newton-Schulz steps.", Limits::POSITIVE
-            => not_built("the steps of Muon's iteration");
-        refused muon_tp_mode = String::from("blockwise"), "Orthogonalization under tensor parallelism."
-            => not_built("how Muon treats matrices sharded by tensor parallelism").upstream(&["duplicated"]);
-        refused muon_extra_scale_factor = 1.0, "Extra update scale.", Limits::ABOVE_ZERO
-            => not_built("a factor of Muon's update");
-        refused muon_scalar_optimizer = String::from("adam"), "Optimizer of all parameters that are not matrices."
-            => not_built("the optimizer of parameters that are not matrices, beside Muon");
+        /// Decay of Muon's momentum.
+        muon_momentum: f64 = 0.95, Limits::BELOW_ONE;
+        /// Orthogonalize the parts of a fused projection (queries, gates, keys, values) each by
+        /// itself.
+        muon_split_qkv: bool = true;
+        /// Nesterov momentum in Muon.
+        muon_nesterov: bool = false;
+        /// Factor of Muon's update by the shape of the matrix: "spectral" is the root of the larger
+        /// side, "unit_rms_norm" that of rows by columns, "shape_scaling" the same from 1 on.
+        muon_scale_mode: MuonScaleMode = MuonScaleMode::Spectral;
+        /// Precision of the products in Muon's iteration: "medium" is bfloat16 on GPUs; all others,
+        /// and any on CPUs, are float32.
+        muon_fp32_matmul_prec: MatmulPrecision = MatmulPrecision::Medium;
+        /// Polynomials of Muon's iteration.
+        muon_coefficient_type: MuonCoefficients = MuonCoefficients::Quintic;
+        /// Steps of Muon's iteration.
+        muon_num_ns_steps: usize = 5, Limits::SIZE;
+        refused muon_tp_mode = String::from("duplicated"), "Orthogonalization under tensor parallelism."
+            => not_built("how Muon treats matrices sharded by tensor parallelism").upstream(&["blockwise"]);
+        refused muon_use_syrk = false, "Triton kernel of the symmetric products in Muon's iteration."
+            => no_counterpart("a kernel of Triton");
+        /// Further factor of Muon's update; 0.2 makes it as large as Adam's.
+        muon_extra_scale_factor: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Optimizer of the parameters that are not matrices of hidden layers, beside Muon.
+        muon_scalar_optimizer: MuonScalarOptimizer = MuonScalarOptimizer::Adam;
         /// Interpolation weight of the momentum in Lion's update direction.
         lion_beta1: f64 = 0.95, Limits::BELOW_ONE;
         /// Decay of Lion's momentum.
@@ -107,12 +117,12 @@ section! {
         refused soap_precondition_frequency = 1_usize, "Steps between SOAP's preconditioner updates.", Limits::POSITIVE
             => not_built("steps between updates of SOAP's preconditioner");
         refused soap_use_kl_shampoo = true, "SOAP's KL variant." => not_built("the preconditioner that SOAP takes");
-        refused adaptive_muon_moment2_method = String::from("adamuon"), "Second moment of adaptive Muon."
-            => not_built("the second moment of adaptive Muon");
-        refused adaptive_muon_beta2 = 0.95, "Decay of adaptive Muon's second moment.", Limits::BELOW_ONE
-            => not_built("the decay of adaptive Muon's second moment");
-        refused adaptive_muon_eps = 1e-8, "Epsilon of adaptive Muon.", Limits::above_zero_to(1.0)
-            => not_built("the epsilon of adaptive Muon");
+        /// Second moment of adaptive Muon: of elements, of rows or columns, or of the whole matrix.
+        adaptive_muon_moment2_method: Moment2Method = Moment2Method::Adamuon;
+        /// Decay of adaptive Muon's second moment.
+        adaptive_muon_beta2: f64 = 0.95, Limits::BELOW_ONE;
+        /// Added to the root of adaptive Muon's second moment; with "normuon" the least moment.
+        adaptive_muon_eps: f64 = 1e-8, Limits::above_zero_to(1.0);
         /// Shard optimizer state over data parallelism.
         @execution use_distributed_optimizer: bool = false;
         refused use_layer_wise_distributed_optimizer = false, "Shard by whole layers."

@@ -133,7 +133,7 @@ fn each_refusal_has_a_reason_of_its_own() {
 
 #[test]
 fn an_error_shows_what_is_accepted_instead() {
-    let errors = super::tiny_errors(&["optimizer.optimizer=muon", "dataset.trust_remote_code=true"]);
+    let errors = super::tiny_errors(&["optimizer.optimizer=dist_muon", "dataset.trust_remote_code=true"]);
     let expected = |key: &str| errors.iter().find(|e| e.key == key).and_then(|e| e.expected.clone());
     let rules: Vec<String> = NAMES.iter().map(|name| format!("{name:?}")).collect();
     assert_eq!(expected("optimizer.optimizer"), Some(rules.join(" or ")));

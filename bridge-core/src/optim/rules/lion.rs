@@ -57,7 +57,7 @@ mod tests {
         let rule = named("lion").unwrap();
         let algorithm =
             rule.with(&OptimizerConfig { lion_beta1: 0.95, lion_beta2: 0.98, ..OptimizerConfig::default() });
-        assert_eq!(rule.bytes_per_element(), 4, "plans count one moment");
+        assert_eq!(rule.state_bytes(&OptimizerConfig::default(), &[1]), 4, "plans count one moment");
         for (size, weight_decay) in [(1, 0.1), (7, 0.0), (131, 0.3)] {
             let mut expected: Vec<(f64, f64)> = (0..size).map(|i| ((i % 13) as f64 * 0.25 - 1.5, 0.0)).collect();
             let flat = |values: Vec<f64>| {

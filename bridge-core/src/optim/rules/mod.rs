@@ -1,7 +1,11 @@
-//! Optimizer rules: the list of all, and the declaration of a rule (`rule`). A rule is a file of
-//! this folder and a line of the list, and names its settings in
+//! Optimizer rules: the list of all, and the declaration of a rule (`rule`). `orthogonal` has what
+//! the rules of orthogonalized updates share. A rule is a file of this folder and a line of the
+//! list, and names its settings in
 //! [`optimizer_rules`](crate::config::optimizer_rules); no other code knows its states.
 
+#[cfg(test)]
+mod matrix_tests;
+mod orthogonal;
 mod rule;
 #[cfg(test)]
 pub(super) mod tests;
@@ -9,8 +13,8 @@ pub(super) mod tests;
 use crate::config::OptimizerName;
 pub use bridge_kernels::optim::{Format, MasterFormat, UpdateStep};
 pub use rule::{
-    Algorithm, LowPrecisionUpdate, LowPrecisionValues, Rule, Start, State, StateFormats, Unit, Update, UpdateBatch,
-    Values,
+    Algorithm, LowPrecisionUpdate, LowPrecisionValues, Rule, Start, State, StateFormats, StateShape, Unit, Update,
+    UpdateBatch, Values, WholeParameter,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.
@@ -27,6 +31,8 @@ rules! {
     adamw,
     sgd,
     lion,
+    muon,
+    adaptive_muon,
 }
 
 /// The rule of a name.

@@ -1,6 +1,7 @@
 //! Declaration of a rule, and the contract of its update.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bridge_kernels::optim::{Format, Master, MasterFormat, Stored, UpdateStep};
@@ -30,8 +31,8 @@ pub enum Unit {
     /// An element with its states: parameters may be cut into flat ranges of which each rank
     /// updates one.
     Element,
-    /// A whole parameter with its states. Sharded parameters are refused, because gathering them is
-    /// not implemented.
+    /// A whole parameter with its states, which one rank has: parameters and gradients are gathered
+    /// there for the update ([`Update::update_whole`]).
     Parameter,
 }
 
@@ -44,30 +45,45 @@ pub struct State {
     pub dtype: FloatDType,
     /// Value before the first step.
     pub start: Start,
+    /// Shape of the state if it is not the parameter's, which only rules of whole parameters
+    /// ([`Unit::Parameter`]) may have.
+    pub shape: Option<StateShape>,
     /// Setting of the format in which the state is kept. Every state has one if the rule keeps
     /// formats ([`OptimizerRule::keeps_formats`]).
     pub format: Option<fn(&OptimizerConfig) -> DType>,
 }
+
+/// Shape of a state by the settings and the shape of the whole parameter.
+pub type StateShape = fn(&OptimizerConfig, &[usize]) -> Vec<usize>;
 
 /// Value of a state before the first step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     /// Zeros.
     Zeros,
-    /// The parameter's value.
+    /// The parameter's value, in its shape.
     Parameter,
 }
 
 impl State {
     /// A float32 state in the parameter's shape that starts from zeros.
     pub const fn zeros(name: &'static str) -> Self {
-        Self { name, dtype: FloatDType::F32, start: Start::Zeros, format: None }
+        Self { name, dtype: FloatDType::F32, start: Start::Zeros, shape: None, format: None }
     }
 
-    /// The state before the first step of a parameter, or of a range of it.
-    pub(in crate::optim) fn first(&self, parameter: &Tensor<1>) -> Tensor<1> {
+    /// Shape of the state of a parameter of shape `parameter`.
+    pub(in crate::optim) fn shape_for(&self, settings: &OptimizerConfig, parameter: &[usize]) -> Vec<usize> {
+        self.shape.map_or_else(|| parameter.to_vec(), |shape| shape(settings, parameter))
+    }
+
+    fn len(&self, settings: &OptimizerConfig, parameter: &[usize]) -> usize {
+        self.shape_for(settings, parameter).iter().product()
+    }
+
+    /// The state of `len` elements before the first step of a parameter, or of a range of it.
+    pub(in crate::optim) fn first(&self, parameter: &Tensor<1>, len: usize) -> Tensor<1> {
         match self.start {
-            Start::Zeros => Tensor::zeros(parameter.shape(), (&parameter.device(), self.dtype.into())),
+            Start::Zeros => Tensor::zeros([len], (&parameter.device(), self.dtype.into())),
             Start::Parameter => parameter.clone().cast(self.dtype),
         }
     }
@@ -76,12 +92,13 @@ impl State {
 impl Rule {
     /// The rule with its settings of `[optimizer]`.
     pub fn with(&'static self, settings: &OptimizerConfig) -> Algorithm {
-        Algorithm { rule: self, update: (self.update)(settings), formats: None }
+        Algorithm { rule: self, update: (self.update)(settings), settings: Arc::new(settings.clone()), formats: None }
     }
 
-    /// Bytes of the states of one element.
-    pub fn bytes_per_element(&self) -> u64 {
-        self.states.iter().map(|state| burn::tensor::DType::from(state.dtype).size() as u64).sum()
+    /// Bytes of the states of a parameter of this shape, or of a range of it in one dimension.
+    pub fn state_bytes(&self, settings: &OptimizerConfig, shape: &[usize]) -> u64 {
+        let bytes = |state: &State| state.len(settings, shape) * burn::tensor::DType::from(state.dtype).size();
+        self.states.iter().map(|state| bytes(state) as u64).sum()
     }
 }
 
@@ -90,6 +107,7 @@ impl Rule {
 pub struct Algorithm {
     pub(in crate::optim) rule: &'static Rule,
     pub(in crate::optim) update: Arc<dyn Update>,
+    pub(in crate::optim) settings: Arc<OptimizerConfig>,
     /// Formats of the states; `None` keeps them as the rule declares them, and float32 masters.
     pub(in crate::optim) formats: Option<Arc<StateFormats>>,
 }
@@ -143,6 +161,11 @@ impl StateFormats {
 }
 
 impl Algorithm {
+    /// True if updates need whole parameters.
+    pub fn is_whole(&self) -> bool {
+        self.rule.unit == Unit::Parameter
+    }
+
     /// The algorithm with states that are kept in these formats.
     ///
     /// # Panics
@@ -174,6 +197,12 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
 
+    /// Updates whole parameters of a step, which may share work, in their order.
+    fn update_whole(&self, parameters: Vec<WholeParameter<'_>>) -> Vec<Values> {
+        let update = |one: WholeParameter<'_>| self.update(one.values, one.gradient, &one.step);
+        parameters.into_iter().map(update).collect()
+    }
+
     /// Batched updates of many parameters, if the rule supports them. Otherwise each parameter is
     /// updated separately.
     fn batch(&self) -> Option<Box<dyn UpdateBatch>> {
@@ -185,6 +214,20 @@ pub trait Update: fmt::Debug + Send + Sync {
     fn low_precision(&self) -> Option<&dyn LowPrecisionUpdate> {
         None
     }
+}
+
+/// Whole parameter of an update by a rule of [`Unit::Parameter`].
+#[derive(Debug)]
+pub struct WholeParameter<'a> {
+    /// The parameter and its states, each flat.
+    pub values: Values,
+    /// Gradient, flat, float32.
+    pub gradient: Tensor<1>,
+    /// The step, with the shape of the whole parameter.
+    pub step: UpdateStep<'a>,
+    /// Rows of each part of a fused projection; empty if the parameter is one matrix
+    /// ([`Declaration::fused_rows`](crate::model::Declaration::fused_rows)).
+    pub parts: &'a [Vec<Range<usize>>],
 }
 
 /// Updates of many parameters of a step, each with the result that [`Update::update`] has, to the

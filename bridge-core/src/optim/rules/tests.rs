@@ -2,23 +2,18 @@
 //! does, covers the rest of the declarations.
 
 use std::collections::BTreeSet;
-use std::error::Error;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use bridge_dist::mesh::{Mesh, ParallelSizes, ProcessGroups, RankOrder};
 use bridge_kernels::optim::Stored;
 use burn::tensor::{Device, FloatDType, Tensor};
 use serde_json::Value;
 
 use super::*;
-use crate::config::optimizer_rules::{self, OptimizerRule, UpdateSize};
-use crate::config::{Format as RecipeFormat, Kinds, OptimizerConfig, RawConfig, Section};
-use crate::model::{ModelChunk, Shard};
-use crate::optim::optimizer::refuse_sharded_parameters;
+use crate::config::optimizer_rules::{self, OptimizerRule, ScalarRule, UpdateSize};
+use crate::config::{Format as RecipeFormat, Kinds, OptimizerConfig, RawConfig, Section, TypeSpec};
 use crate::optim::{
-    AccumulationDType, Distribution, DistributionSettings, GradientBuffer, GroupRates, Optimizer, OptimizerSettings,
-    Sharding, StandardOverrides, StepScales,
+    AccumulationDType, Distribution, GradientBuffer, GroupRates, Optimizer, OptimizerSettings, StandardOverrides,
+    StepScales,
 };
 use crate::tests::toy;
 
@@ -32,6 +27,12 @@ pub(in crate::optim) fn adam() -> Algorithm {
     named("adam").unwrap().with(&OptimizerConfig { adam_beta2: 0.95, ..OptimizerConfig::default() })
 }
 
+/// Groups with the rule that goes with a rule of matrices.
+pub(in crate::optim) fn overrides(algorithm: &Algorithm) -> StandardOverrides {
+    let scalar_rule = algorithm.rule.declared.scalar_rule(&algorithm.settings).map(|rule| rule.name);
+    StandardOverrides { scalar_rule, ..StandardOverrides::default() }
+}
+
 /// The settings of `[optimizer]` that are numbers or switches, each with a section in which only it
 /// differs from its default.
 fn changed_settings() -> Vec<(String, OptimizerConfig)> {
@@ -39,7 +40,13 @@ fn changed_settings() -> Vec<(String, OptimizerConfig)> {
     let changed = |(name, default): (&String, &Value)| {
         let value = match default {
             Value::Bool(is_on) => (!is_on).to_string(),
+            Value::Number(number) if number.is_u64() => (number.as_u64().unwrap() + 1).to_string(),
             Value::Number(number) => (0.5 * number.as_f64().unwrap()).to_string(),
+            Value::String(text) => {
+                let row = OptimizerConfig::fields().into_iter().find(|row| row.name == name)?;
+                let TypeSpec::Choice(others) = (row.spec)() else { return None };
+                format!("{:?}", others.iter().find(|other| *other != text)?)
+            }
             _ => return None,
         };
         let text = format!("optimizer = {{ {name} = {value} }}");
@@ -59,7 +66,10 @@ fn rules_declare_what_they_read_and_keep() {
     let rows = OptimizerConfig::fields();
     let is_refused = |setting: &str| rows.iter().find(|row| row.name == setting).expect("a row").refusal.is_some();
     for rule in RULES {
-        let update = |settings: &OptimizerConfig| format!("{:?}", rule.with(settings).update);
+        let update = |settings: &OptimizerConfig| {
+            let scalars = rule.declared.scalar_rule(settings).map(|rule| rule.name);
+            format!("{:?} {scalars:?}", rule.with(settings).update)
+        };
         let unchanged = update(&OptimizerConfig::default());
         for (setting, settings) in &changed {
             let is_declared = rule.declared.settings.contains(&setting.as_str());
@@ -67,7 +77,7 @@ fn rules_declare_what_they_read_and_keep() {
         }
         for setting in rule.declared.settings {
             assert!(!is_refused(setting), "{setting}: its row needs a type instead of `refused`");
-            assert!(changed.iter().any(|(name, _)| name == setting), "{setting} is no number and no switch");
+            assert!(changed.iter().any(|(name, _)| name == setting), "{setting} is no number, switch or choice");
         }
         for state in rule.states {
             assert_eq!(state.format.is_some(), rule.declared.keeps_formats, "{}: {}", rule.declared.name, state.name);
@@ -77,11 +87,11 @@ fn rules_declare_what_they_read_and_keep() {
         assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.declared.name);
         assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.declared.name);
     }
-    assert_eq!(named("adam").map(Rule::bytes_per_element), Some(8));
-    assert_eq!(named("sgd").map(Rule::bytes_per_element), Some(4));
+    let bytes = |name| named(name).unwrap().state_bytes(&OptimizerConfig::default(), &[1]);
+    assert_eq!((bytes("adam"), bytes("sgd")), (8, 4));
     let declared = |setting: &str| RULES.iter().any(|rule| rule.declared.settings.contains(&setting));
-    assert!(named("muon").is_none() && is_refused("muon_momentum"));
-    assert!(!declared("muon_momentum") && !declared("lr"));
+    assert!(named("soap").is_none() && is_refused("soap_shampoo_beta"));
+    assert!(!declared("soap_shampoo_beta") && !declared("lr"));
 }
 
 #[test]
@@ -107,6 +117,7 @@ static EXAMPLE: Rule = Rule {
         settings: &["lr"],
         size: UpdateSize::LearningRate,
         keeps_formats: false,
+        scalars: ScalarRule::Same,
     },
     states: &[
         State { name: "origin", start: Start::Parameter, ..State::zeros("") },
@@ -261,36 +272,6 @@ fn states_start_and_are_saved_as_declared() {
         assert!(numbers(moved).iter().all(|moved| (moved / (-3.0 * step) - 1.0).abs() < 0.01), "{name}");
     });
     assert_eq!(optimizer.state_bytes(), 6 * elements as u64);
-    assert_eq!(EXAMPLE.bytes_per_element(), 6);
+    assert_eq!(EXAMPLE.state_bytes(&OptimizerConfig::default(), &[3, 5]), 90);
     assert!(optimizer.load_state(state).is_empty());
-}
-
-#[test]
-fn a_rule_of_whole_parameters_refuses_cut_ones() {
-    let algorithm = EXAMPLE.with(&OptimizerConfig { lr: Some(0.5), ..OptimizerConfig::default() });
-    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
-    for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
-        let refusals = bridge_dist::comm::thread::run_ranks(2, Duration::from_secs(120), |world| {
-            let mesh = Mesh::new(2, ParallelSizes::default(), RankOrder::default()).expect("a mesh");
-            let groups = ProcessGroups::new(world, mesh)?;
-            let chunks = vec![toy(1, FloatDType::F32)];
-            let spread = DistributionSettings { sharding, ..DistributionSettings::default() };
-            let distribution = Arc::new(Distribution::new(&chunks, groups, spread)?);
-            let built = Optimizer::new(settings.clone(), &chunks, &StandardOverrides::default(), distribution);
-            Ok::<_, Box<dyn Error + Send + Sync>>(built.expect_err("data-parallel ranks have ranges").to_string())
-        });
-        for message in refusals.expect("both ranks end") {
-            assert!(message.contains("example") && message.contains("data-parallel"), "{message}");
-            assert!(message.ends_with("adam, sgd") || message.contains("adam, sgd, "), "{message}");
-        }
-    }
-    let chunks: Vec<Box<dyn ModelChunk>> = vec![toy(1, FloatDType::F32)];
-    let distribution = Distribution::single(&chunks);
-    let mut parameters = chunks[0].parameters().to_vec();
-    assert!(refuse_sharded_parameters(&settings.algorithm, parameters.iter(), &distribution).is_ok());
-    parameters[1].placement.shard = Some(Shard::balanced(0, parameters[1].shape[0] * 2, 0, 2));
-    let message =
-        refuse_sharded_parameters(&settings.algorithm, parameters.iter(), &distribution).unwrap_err().to_string();
-    assert!(message.contains(&parameters[1].name) && message.contains("tensor-parallel"), "{message}");
-    assert!(refuse_sharded_parameters(&adam(), parameters.iter(), &distribution).is_ok());
 }

@@ -31,8 +31,8 @@ use serde::{Serialize, Serializer};
 
 use super::segments::chunk_regions;
 use super::setup::Setup;
-use crate::model::{PassKind, SegmentCost, TrafficKind};
-use crate::optim::ROW_COPIES;
+use crate::model::{PassKind, ReplicaGroup, SegmentCost, TrafficKind};
+use crate::optim::{EXPERT_WHOLE, ROW_COPIES, WHOLE};
 
 pub(super) use replicas::largest_bucket;
 
@@ -50,6 +50,8 @@ pub enum TrafficGroup {
     Mesh(GroupKind),
     /// Tensor-parallel ranks that hold the same keys and values.
     RowCopies,
+    /// Ranks that hold parts of parameters that are updated whole: dense ones, or experts'.
+    Whole(ReplicaGroup),
 }
 
 impl TrafficGroup {
@@ -59,6 +61,8 @@ impl TrafficGroup {
             Self::World => "world",
             Self::Mesh(kind) => kind.name(),
             Self::RowCopies => ROW_COPIES,
+            Self::Whole(ReplicaGroup::Dense) => WHOLE,
+            Self::Whole(ReplicaGroup::Expert) => EXPERT_WHOLE,
         }
     }
 }
@@ -168,6 +172,7 @@ impl Tally<'_, '_> {
             TrafficGroup::World => self.setup.layout.world_size,
             TrafficGroup::Mesh(group) => self.setup.group_size(group),
             TrafficGroup::RowCopies => self.setup.row_copies(),
+            TrafficGroup::Whole(replicas) => self.setup.whole(0, replicas).0.len(),
         };
         if group_size == 1 || times == 0 {
             return;

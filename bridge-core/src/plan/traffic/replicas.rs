@@ -10,7 +10,9 @@ use bridge_dist::mesh::GroupKind;
 use super::{FLOAT32, FLOAT64, Tally, TrafficGroup, Way};
 use crate::config::{Fp8Recipe, RerunMode, train_windows};
 use crate::model::{Declaration, ParameterRole, ROUTER_LOSSES, ReplicaGroup, TrafficKind};
-use crate::optim::{BucketParameter, BucketSize, Sharding, bucket_sizes, code_len, padded_part, padded_part_of};
+use crate::optim::{
+    BucketParameter, BucketSize, GATHERED, Sharding, WholeLayout, bucket_sizes, code_len, padded_part, padded_part_of,
+};
 use crate::plan::recompute::Region;
 use crate::plan::segments::chunk_regions;
 use crate::plan::setup::{Chunk, Setup};
@@ -115,6 +117,22 @@ impl Tally<'_, '_> {
             }
         }
         self.magnitudes(stage);
+        self.whole(stage);
+    }
+
+    /// Parameters and gradients to the ranks that update them whole, and new values back.
+    fn whole(&mut self, stage: usize) {
+        for replicas in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
+            let (holders, layouts) = self.setup.whole(stage, replicas);
+            let back = |layout: &WholeLayout| (0..holders.len()).map(|rank| layout.part_len(rank)).sum::<usize>();
+            let elements: usize =
+                layouts.iter().map(|layout| GATHERED * layout.all_given(&holders) + back(layout)).sum();
+            if !layouts.is_empty() {
+                let way = Way(TrafficKind::Parameters, TrafficGroup::Whole(replicas), Operation::AllToAll);
+                // Owners have unequal numbers; this is the mean.
+                self.add_uneven(way, 2, (elements as u64 * FLOAT32).div_ceil(holders.len() as u64));
+            }
+        }
     }
 
     /// Largest magnitudes of weights that are gathered as codes with scales of their own: once a

@@ -1,7 +1,7 @@
 //! Everything that can end a run early.
 
 use crate::model::ModelBuildError;
-use crate::optim::ShardedParameterError;
+use crate::optim::OptimizerError;
 use crate::resilience::SignalError;
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError};
 use crate::train::data::error::InputError;
@@ -51,7 +51,7 @@ pub enum TrainError {
     Model(#[from] ModelBuildError),
     /// The optimizer's rule needs whole parameters, and ranks hold slices of them.
     #[error(transparent)]
-    ShardedParameter(#[from] ShardedParameterError),
+    Optimizer(#[from] OptimizerError),
     /// Ranks that are threads of one process cannot record CUDA graphs.
     #[error(
         "model.cuda_graph_impl = \"local\": the ranks of this run are threads of one process, and the CUDA driver does not let one record \

@@ -134,7 +134,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let parts = Parts {
         checked,
         forward_step: dpo::step_of(&config, options.forward_step),
-        provider: options.overrides.unwrap_or_else(|| Box::new(settings::standard_overrides(&config))),
+        provider: options.overrides.unwrap_or_else(|| Box::new(plan::settings::standard_overrides(&config))),
         padded_vocab_size,
         may_be_absent: checkpoint_start.is_none() || Strictness::from_config(&config).allows_absent(),
     };

@@ -109,7 +109,7 @@ impl Mamba {
                     [i + 2 * g, mamba.conv_kernel],
                     channels,
                     taps,
-                    ParameterRole::Weight,
+                    ParameterRole::Channels,
                 ),
                 bias: mamba.conv_bias.then(bias),
             },

@@ -112,7 +112,7 @@ impl SelectiveMamba {
         Self {
             in_proj: linear("in_proj", [c, 2 * i], mamba.proj_bias, halves, matrices.weight),
             conv1d: Convolution {
-                weight: convolution.parameter("weight", [i, k], rows, taps, ParameterRole::Weight),
+                weight: convolution.parameter("weight", [i, k], rows, taps, ParameterRole::Channels),
                 bias: mamba.conv_bias.then(bias),
             },
             x_proj: linear("x_proj", [i, r + 2 * n], false, columns, matrices.weight),
@@ -120,7 +120,7 @@ impl SelectiveMamba {
             b_layernorm: norm(n, "b_layernorm"),
             c_layernorm: norm(n, "c_layernorm"),
             dt_proj: linear("dt_proj", [r, i], false, rows, matrices.weight),
-            a_log: scope.parameter("A_log", [i, n], rows, rates, ParameterRole::Weight),
+            a_log: scope.parameter("A_log", [i, n], rows, rates, ParameterRole::Channels),
             d: scope.parameter("D", [i], rows, drawn(Initial::Ones), ParameterRole::Weight),
             dt_bias: scope.parameter("dt_bias", [i], rows, steps, ParameterRole::Bias),
             out_proj: linear("out_proj", [i, c], mamba.has_out_bias(), columns, matrices.output),

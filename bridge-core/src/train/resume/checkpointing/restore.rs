@@ -1,6 +1,7 @@
 //! Loading: each rank reads its shards of the checkpoint that the run starts from, which may have
 //! any layout.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use bridge_dist::comm::ReduceOp;
@@ -15,10 +16,10 @@ use super::start::Start;
 use super::states::{kind_of, load_stored};
 use super::strictness::Strictness;
 use super::{OPTIMIZER_PREFIX, device_tensor, local_shards};
-use crate::checkpoint::{Checkpoint, CheckpointError, DType, TrainState};
+use crate::checkpoint::{Checkpoint, CheckpointError, DType, LocalShard, TrainState};
 use crate::config::RunConfig;
 use crate::model::{Adapter, Declaration, ModelChunk, Replacement};
-use crate::optim::{MASTER, Sharding};
+use crate::optim::{MASTER, Sharding, StatePart};
 use crate::schedule::{OnStateMismatch, SchedulerState};
 use crate::train::ranks::agreement;
 use crate::train::resume::error::ResumeError;
@@ -166,14 +167,23 @@ fn load_optimizer(run: &mut TrainingRun, checkpoint: &Checkpoint, step: u64) -> 
     let mut loaded: BTreeSet<(&str, &str)> = BTreeSet::new();
     for (kind, parameter, _) in names.iter().map(|name| kind_of(name)).filter(|(.., is_scale)| !is_scale) {
         let optimizer = &mut run.training.optimizer;
-        let range = optimizer.distribution().state_range(parameter).filter(|_| optimizer.has_state(kind));
-        let Some((shard, range)) = local_shards.get(parameter).zip(range) else { continue };
-        if let Some(dtype) = optimizer.required_dtype(kind) {
+        let Some((shard, part)) = local_shards.get(parameter).zip(optimizer.state_part(kind, parameter)) else {
+            continue;
+        };
+        let (shard, range) = match part {
+            StatePart::Range(range) => (Cow::Borrowed(shard), range),
+            StatePart::Whole(shape) => {
+                let shard = LocalShard::whole(shape);
+                let all = 0..shard.num_elements();
+                (Cow::Owned(shard), all)
+            }
+        };
+        if let Some(dtype) = optimizer.required_dtype(kind, parameter) {
             let name = format!("{OPTIMIZER_PREFIX}{kind}.{parameter}");
             checkpoint.expect(&name, saved_dtype(dtype), &shard.global_shape())?;
         }
         let device = optimizer.state_device(parameter, &plain);
-        let stored = load_stored(checkpoint, kind, parameter, shard, range, &device)?;
+        let stored = load_stored(checkpoint, kind, parameter, &shard, range, &device)?;
         if optimizer.load_tensor(&format!("{kind}.{parameter}"), stored, parameters.get(parameter)) {
             loaded.insert((kind, parameter));
         }

@@ -2,6 +2,7 @@
 //! bits as `U8`), a scale beside them where they have one, and masters in float32, whatever their
 //! storage format.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,8 +33,15 @@ pub(super) fn saved_states(
     let mut tensors = Vec::new();
     let place = |key: &str| {
         let (kind, parameter) = key.split_once('.').unwrap_or_default();
+        if let Some(shape) = state.whole.get(key) {
+            let shard = LocalShard::whole(shape.clone());
+            let range = 0..shard.num_elements();
+            let (kind, parameter, saved) = (kind.to_owned(), parameter.to_owned(), range.clone());
+            let is_saved = distribution.saves_whole(&parameter);
+            return is_saved.then_some(Place { kind, parameter, shard: Cow::Owned(shard), range, saved });
+        }
         let saved = distribution.saved_state(parameter)?;
-        let shard = &shards[parameter];
+        let shard = Cow::Borrowed(&shards[parameter]);
         let range = state.ranges.get(key).cloned().unwrap_or(0..shard.num_elements());
         Some(Place { kind: kind.to_owned(), parameter: parameter.to_owned(), shard, range, saved })
     };
@@ -54,7 +62,7 @@ pub(super) fn saved_states(
 struct Place<'a> {
     kind: String,
     parameter: String,
-    shard: &'a LocalShard,
+    shard: Cow<'a, LocalShard>,
     range: Range<usize>,
     saved: Range<usize>,
 }
@@ -71,7 +79,7 @@ impl Place<'_> {
             Stored::Plain(values) | Stored::Scaled { values, .. } => host(values.clone())?,
             Stored::Codes { codes, .. } => HostTensor::from_owner(DType::U8, [codes.len()], Codes(Arc::clone(codes)))?,
         };
-        let mut tensors = ShardTensor::of_local(&self.name(""), self.shard, self.saved.clone(), &elements)?;
+        let mut tensors = ShardTensor::of_local(&self.name(""), &self.shard, self.saved.clone(), &elements)?;
         // The scale belongs to the whole parameter. The rank that saves the first element saves the
         // scale.
         let is_first = |slice: &ShardTensor| slice.offset.iter().all(|offset| *offset == 0);
