@@ -82,6 +82,31 @@ fn what_is_resumed_has_the_bits_of_what_ran_through_and_goes_on_at_other_layouts
     }
 }
 
+/// States by blocks are saved in float32, and come back as the codes that they were.
+#[test]
+fn states_by_blocks_are_resumed_to_the_bit_and_go_on_at_other_layouts() {
+    for rule in ["optimizer.optimizer=adamw_8bit", "optimizer.optimizer=adamw_4bit"] {
+        for (layout, other) in [(ONE, TENSOR_DISTRIBUTED), (DISTRIBUTED, ONE)] {
+            let what = format!("{rule} at {layout:?}");
+            let arguments = [&[rule, SAVE], layout].concat();
+            let (whole, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+            run_in(whole.path(), &arguments);
+            run_in(half.path(), &[&arguments[..], &["train.exit_interval=10"]].concat());
+            let elsewhere = tempfile::tempdir().unwrap();
+            copy(&half.path().join("checkpoints"), &elsewhere.path().join("checkpoints"));
+            run_in(half.path(), &arguments);
+            assert_eq!(losses_of(half.path(), "train"), losses_of(whole.path(), "train"), "{what}");
+            let roots = [whole.path(), half.path()].map(|folder| tensors(&folder.join("checkpoints")));
+            assert!(roots[0] == roots[1], "{what}: checkpoints differ");
+            run_in(elsewhere.path(), &[&[rule, SAVE], other].concat());
+            let expected = losses_of(whole.path(), "train").split_off(10);
+            for (a, b) in losses_of(elsewhere.path(), "train").iter().zip(&expected) {
+                assert!((a - b).abs() < 5e-3 * b, "{what}, continued at {other:?}: {a}, expected {b}");
+            }
+        }
+    }
+}
+
 #[test]
 fn remainders_change_no_bit_of_a_run() {
     let figures = |more: &[&str]| {

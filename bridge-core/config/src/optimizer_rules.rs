@@ -14,11 +14,22 @@ pub struct OptimizerRule {
     pub settings: &'static [&'static str],
     /// Quantity that the size of an update follows.
     pub size: UpdateSize,
-    /// True if states and master weights can have other formats than float32
-    /// (`optimizer.use_precision_aware_optimizer`).
-    pub keeps_formats: bool,
+    /// Formats in which states are kept. With other rules than those of float32, master weights
+    /// have formats too (`optimizer.use_precision_aware_optimizer`).
+    pub formats: KeptFormats,
     /// Rule of the parameters that are not matrices of hidden layers.
     pub scalars: ScalarRule,
+}
+
+/// Formats in which a rule keeps its states between steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeptFormats {
+    /// Float32, or the dtypes that the rule declares.
+    Declared,
+    /// The dtypes that settings name (`optimizer.exp_avg_dtype`), with one scale a tensor.
+    Dtypes,
+    /// Codes with one scale a block.
+    Blocks,
 }
 
 /// Rule of embeddings, output layers, norms and vectors, beside a rule of matrices.
@@ -41,6 +52,11 @@ impl OptimizerRule {
             (ScalarRule::Muon, MuonScalarOptimizer::Lion) => Some(&LION),
         }
     }
+
+    /// True if states may be kept in less than 32 bits.
+    pub const fn keeps_formats(&self) -> bool {
+        !matches!(self.formats, KeptFormats::Declared)
+    }
 }
 
 /// Quantity that the size of a rule's update follows. With muP, learning rates of hidden matrices
@@ -58,16 +74,22 @@ pub const ADAM: OptimizerRule = OptimizerRule {
     name: "adam",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
     size: UpdateSize::LearningRate,
-    keeps_formats: true,
+    formats: KeptFormats::Dtypes,
     scalars: ScalarRule::Same,
 };
+
+/// AdamW with moments in 8 bits, by blocks.
+pub const ADAMW_8BIT: OptimizerRule = OptimizerRule { name: "adamw_8bit", formats: KeptFormats::Blocks, ..ADAM };
+
+/// AdamW with moments in 4 bits, by blocks.
+pub const ADAMW_4BIT: OptimizerRule = OptimizerRule { name: "adamw_4bit", formats: KeptFormats::Blocks, ..ADAM };
 
 /// Stochastic gradient descent with momentum.
 pub const SGD: OptimizerRule = OptimizerRule {
     name: "sgd",
     settings: &["sgd_momentum"],
     size: UpdateSize::Gradient,
-    keeps_formats: false,
+    formats: KeptFormats::Declared,
     scalars: ScalarRule::Same,
 };
 
@@ -76,7 +98,7 @@ pub const LION: OptimizerRule = OptimizerRule {
     name: "lion",
     settings: &["lion_beta1", "lion_beta2"],
     size: UpdateSize::LearningRate,
-    keeps_formats: false,
+    formats: KeptFormats::Declared,
     scalars: ScalarRule::Same,
 };
 
@@ -96,7 +118,7 @@ pub const MUON: OptimizerRule = OptimizerRule {
         "decoupled_weight_decay",
     ],
     size: UpdateSize::LearningRate,
-    keeps_formats: false,
+    formats: KeptFormats::Declared,
     scalars: ScalarRule::Muon,
 };
 
@@ -121,8 +143,25 @@ pub const ADAPTIVE_MUON: OptimizerRule = OptimizerRule {
     ..MUON
 };
 
+/// AdEMAMix: Adam with a second, slower momentum.
+pub const ADEMAMIX: OptimizerRule = OptimizerRule {
+    name: "ademamix",
+    settings: &[
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
+        "ademamix_beta3",
+        "ademamix_alpha",
+        "ademamix_alpha_warmup",
+        "ademamix_beta3_warmup",
+    ],
+    size: UpdateSize::LearningRate,
+    formats: KeptFormats::Declared,
+    scalars: ScalarRule::Same,
+};
+
 /// All rules, the default first.
-pub const RULES: &[OptimizerRule] = &[ADAM, SGD, LION, MUON, ADAPTIVE_MUON];
+pub const RULES: &[OptimizerRule] = &[ADAM, SGD, LION, MUON, ADAPTIVE_MUON, ADEMAMIX, ADAMW_8BIT, ADAMW_4BIT];
 
 /// The names of all rules, in their order.
 pub const NAMES: &[&str] = &{

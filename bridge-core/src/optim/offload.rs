@@ -258,7 +258,7 @@ pub(super) fn stored_in_host(stored: Stored) -> Stored {
     match stored {
         Stored::Plain(values) => Stored::Plain(to_host(values)),
         Stored::Scaled { values, scale } => Stored::Scaled { values: to_host(values), scale },
-        Stored::Codes { .. } => stored,
+        Stored::Codes { .. } | Stored::Blocks(_) => stored,
     }
 }
 

@@ -29,7 +29,13 @@ fn algorithms() -> Vec<(Algorithm, FloatDType)> {
 }
 
 fn optimizer(algorithm: &Algorithm, chunks: &[Box<dyn ModelChunk>], offload: Option<OffloadSettings>) -> Optimizer {
-    let settings = OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: false, offload };
+    let settings = OptimizerSettings {
+        algorithm: algorithm.clone(),
+        clip_grad: 1.0,
+        skip_above: f64::INFINITY,
+        count_zeros: false,
+        offload,
+    };
     Optimizer::new(settings, chunks, &StandardOverrides::default(), Arc::new(Distribution::single(chunks))).unwrap()
 }
 

@@ -31,6 +31,8 @@ pub struct OptimizerSettings {
     pub algorithm: Algorithm,
     /// Limit on the global gradient norm; 0 is off.
     pub clip_grad: f64,
+    /// Global gradient norm above which the update is skipped.
+    pub skip_above: f64,
     /// True if zero gradient entries are counted.
     pub count_zeros: bool,
     /// States in host memory if parameters are on another device; `None` keeps all states beside
@@ -50,7 +52,7 @@ pub struct StepScales {
 /// Outcome of one optimizer step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutcome {
-    /// False when the gradients were not finite and nothing was changed.
+    /// False when the gradients were not finite or too large, and nothing was changed.
     pub success: bool,
     /// Global gradient norm before clipping.
     pub grad_norm: f64,
@@ -241,8 +243,9 @@ impl Optimizer {
 
     /// Updates all parameters from `gradients`, which are emptied.
     ///
-    /// `rates` holds one entry a group. Non-finite gradients change nothing and are reported as
-    /// failure. Norm and zeros are those of the whole model; every rank finds the same.
+    /// `rates` holds one entry a group. Gradients that are not finite, or above the limit, change
+    /// nothing and are reported as failure. Norm and zeros are those of the whole model; every rank
+    /// finds the same.
     ///
     /// # Errors
     /// If ranks cannot add up the norm.
@@ -287,7 +290,7 @@ impl Optimizer {
         let timer = self.settings.count_zeros.then(|| phase("optimizer-count-zeros"));
         let num_zeros = self.settings.count_zeros.then(|| self.distribution.num_zeros(gradients)).transpose()?;
         drop(timer);
-        if !grad_norm.is_finite() {
+        if !grad_norm.is_finite() || grad_norm > self.settings.skip_above {
             gradients.clear();
             return Ok(StepOutcome { success: false, grad_norm, num_zeros });
         }

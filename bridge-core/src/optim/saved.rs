@@ -115,7 +115,7 @@ impl Optimizer {
     /// format.
     pub fn required_dtype(&self, kind: &str, parameter: &str) -> Option<FloatDType> {
         let rule = self.algorithm_of(parameter)?.rule;
-        let state = rule.states.iter().find(|state| state.name == kind && !rule.declared.keeps_formats);
+        let state = rule.states.iter().find(|state| state.name == kind && !rule.declared.keeps_formats());
         state.map(|state| state.dtype)
     }
 
@@ -169,7 +169,13 @@ impl Optimizer {
         let keeps_remainders = algorithm.formats.as_ref().is_some_and(|f| f.master == MasterFormat::Remainders);
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(&algorithm));
         match algorithm.rule.states.iter().position(|state| state.name == kind) {
-            Some(index) => slot.states[index] = Some(stored),
+            Some(index) => {
+                let format = algorithm.formats.as_ref().map(|formats| formats.states[index]);
+                slot.states[index] = Some(match format {
+                    Some(format) => stored.recovered(format),
+                    None => stored,
+                });
+            }
             None => {
                 // A master that does not round to the parameter stays whole until the next update.
                 let parameter = parameter.filter(|value| keeps_remainders && value.dtype() == DType::BF16);

@@ -17,6 +17,7 @@ use super::bucket::owned_range;
 use super::rules::tests::{adam, overrides, with_defaults};
 use super::rules::{Algorithm, RULES};
 use super::*;
+use crate::config::optimizer_rules::KeptFormats;
 use crate::model::{DeferredParameters, ModelChunk, Replacement, ReplicaGroup};
 use crate::tests::toy;
 
@@ -125,8 +126,13 @@ fn train_by(
         let rank = groups.world().rank();
         let mut chunks = vec![toy(3, dtype)];
         let distribution = Arc::new(Distribution::new(&chunks, groups, settings)?);
-        let optimizer_settings =
-            OptimizerSettings { algorithm: algorithm.clone(), clip_grad: 1.0, count_zeros: true, offload };
+        let optimizer_settings = OptimizerSettings {
+            algorithm: algorithm.clone(),
+            clip_grad: 1.0,
+            skip_above: f64::INFINITY,
+            count_zeros: true,
+            offload,
+        };
         let provider = overrides(algorithm);
         let mut optimizer = Optimizer::new(optimizer_settings, &chunks, &provider, Arc::clone(&distribution)).unwrap();
         let reducer = GradientReducer::new(Arc::clone(&distribution), reduce_dtype, Device::flex());
@@ -192,7 +198,9 @@ fn train_by(
 #[test]
 fn sharding_changes_no_bit() {
     let of_adam = [(2, FloatDType::F32), (3, FloatDType::BF16)].map(|(ranks, dtype)| (adam(), ranks, dtype));
-    let of_all = RULES.iter().map(|rule| (with_defaults(rule), 3, FloatDType::F32));
+    // Blocks begin where a rank's range begins: see `blocks_of_ranges_train_alike`.
+    let by_elements = RULES.iter().filter(|rule| rule.declared.formats != KeptFormats::Blocks);
+    let of_all = by_elements.map(|rule| (with_defaults(rule), 3, FloatDType::F32));
     let of_formats = super::tests::formats().map(|(formats, dtype)| (adam().keeping(formats), 3, dtype));
     for (algorithm, ranks, dtype) in of_adam.into_iter().chain(of_all).chain(of_formats) {
         let plain = train(&algorithm, ranks, dtype, DistributionSettings::default());
@@ -236,6 +244,29 @@ fn sharding_changes_no_bit() {
                     let off = (own as f64 - all as f64 / ranks as f64).abs();
                     let tensors = trained.whole_state.tensors.len() as f64;
                     assert!(off < tensors, "{what}: {own} of {all} elements of state");
+                }
+            }
+        }
+    }
+}
+
+/// Scales of other blocks are other roundings of states.
+#[test]
+fn blocks_of_ranges_train_alike() {
+    for rule in RULES.iter().filter(|rule| rule.declared.formats == KeptFormats::Blocks) {
+        let plain = train(&with_defaults(rule), 3, FloatDType::F32, DistributionSettings::default());
+        for sharding in [Sharding::Optimizer, Sharding::Gradients, Sharding::Full] {
+            let settings = DistributionSettings { sharding, ..DistributionSettings::default() };
+            let found = train(&with_defaults(rule), 3, FloatDType::F32, settings);
+            for trained in &found {
+                let what = format!("{}, {sharding:?}", rule.declared.name);
+                assert!(trained.values == found[0].values, "{what}: ranks differ");
+                for (name, expected) in &plain[0].values {
+                    let far = trained.values[name].iter().zip(expected);
+                    let is_far = |(a, b): &(&u64, &u64)| (f64::from_bits(**a) - f64::from_bits(**b)).abs() > 6e-3;
+                    let far = far.filter(is_far);
+                    let (far, all) = (far.count(), expected.len());
+                    assert!(far * 5 <= all, "{what}: {far} of {all} elements of {name} are far");
                 }
             }
         }

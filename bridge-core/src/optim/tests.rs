@@ -28,7 +28,8 @@ pub(super) fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: us
 }
 
 fn optimizer(algorithm: rules::Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
-    let settings = OptimizerSettings { algorithm, clip_grad: 1.0, count_zeros: true, offload: None };
+    let settings =
+        OptimizerSettings { algorithm, clip_grad: 1.0, skip_above: f64::INFINITY, count_zeros: true, offload: None };
     let (provider, distribution) =
         (rules::tests::overrides(&settings.algorithm), Arc::new(Distribution::single(chunks)));
     Optimizer::new(settings, chunks, &provider, distribution).unwrap()
@@ -112,7 +113,7 @@ fn states_take_the_bytes_of_their_formats() {
         let elements: usize = tensors.iter().map(crate::model::Declaration::num_elements).sum();
         let has_master = dtype != FloatDType::F32;
         let scales = 4 * formats.num_scales() * tensors.len();
-        let expected = formats.bytes_per_element(has_master) * elements as u64 + scales as u64;
+        let expected = (formats.bytes_per_element(has_master) * elements as f64) as u64 + scales as u64;
         assert_eq!(optimizer.state_bytes(), expected, "{formats:?}");
         let state = optimizer.state();
         for (name, format) in [("exp_avg", formats.states[0]), ("exp_avg_sq", formats.states[1])] {

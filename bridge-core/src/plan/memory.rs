@@ -140,11 +140,14 @@ fn states(setup: &Setup<'_>, stage: usize) -> States {
     });
     let of_others = of_others.sum::<u64>() + whole_states(setup, stage);
     let moved = offloaded(setup, stage);
+    let of_elements = |elements: u64, bytes: f64| (elements as f64 * bytes) as u64;
     // A tensor of which a rank has a part has its scales there too.
     States {
-        on_device: (elements - moved.elements) * bytes.optimizer + (tensors - moved.tensors) * bytes.scales + of_others,
-        on_host: elements * bytes.host_optimizer
-            + moved.elements * bytes.optimizer
+        on_device: of_elements(elements - moved.elements, bytes.optimizer)
+            + (tensors - moved.tensors) * bytes.scales
+            + of_others,
+        on_host: of_elements(elements, bytes.host_optimizer)
+            + of_elements(moved.elements, bytes.optimizer)
             + tensors * bytes.host_scales
             + moved.tensors * bytes.scales,
     }

@@ -3,9 +3,10 @@
 
 use super::offload::Offload;
 use super::recompute::{GraphCuts, Recompute};
+use crate::config::optimizer_rules::KeptFormats;
 use crate::config::{self, DType, RunConfig};
 use crate::model::SegmentRole;
-use crate::optim::rules::{self, Format, MasterFormat, StateFormats};
+use crate::optim::rules::{self, MasterFormat, StateFormats};
 use crate::optim::{
     BucketPadding, BucketRule, DistributionSettings, GroupSettings, OffloadSettings, Sharding, StandardOverrides,
     TransferTiming,
@@ -125,24 +126,17 @@ pub(crate) fn activation_offload(config: &RunConfig) -> Offload {
 /// Formats of the optimizer's states and master weights; `None` keeps all in float32.
 pub(crate) fn state_formats(config: &RunConfig) -> Option<StateFormats> {
     let optimizer = &config.optimizer;
-    if !optimizer.use_precision_aware_optimizer {
+    let (rule, is_aware) = (rules::find(optimizer.optimizer), optimizer.use_precision_aware_optimizer);
+    if !is_aware && rule.declared.formats != KeptFormats::Blocks {
         return None;
     }
-    let format = |dtype: DType| match dtype {
-        DType::Float32 => Format::Float32,
-        DType::BFloat16 => Format::BFloat16,
-        DType::Float16 => Format::Float16,
-        DType::UInt8 => Format::Float8,
-    };
     let is_bfloat16 = config.model.params_dtype == DType::BFloat16;
     let master = match optimizer.main_params_dtype {
-        DType::Float32 if is_bfloat16 && optimizer.store_param_remainders => MasterFormat::Remainders,
+        DType::Float32 if is_aware && is_bfloat16 && optimizer.store_param_remainders => MasterFormat::Remainders,
         DType::Float32 => MasterFormat::Float32,
         _ => MasterFormat::Float16,
     };
-    let states = rules::find(optimizer.optimizer).states.iter();
-    let states = states.filter_map(|state| state.format).map(|setting| format(setting(optimizer)));
-    Some(StateFormats { master, states: states.collect() })
+    Some(rule.formats(optimizer, master))
 }
 
 /// The usual settings of parameter groups.

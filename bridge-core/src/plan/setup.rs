@@ -115,9 +115,9 @@ pub(super) struct ElementBytes {
     /// Gradients on their way between replicas.
     pub reduction: u64,
     /// Optimizer state of one element, moments and master value, that is beside the parameter.
-    pub optimizer: u64,
+    pub optimizer: f64,
     /// The rest of it: formats that are in host memory where the device is a GPU.
-    pub host_optimizer: u64,
+    pub host_optimizer: f64,
     /// Bytes of the parameter that an update in host memory reads.
     pub update_reads: u64,
     /// Scales of the optimizer state of one tensor that is beside the parameter.
@@ -353,10 +353,13 @@ fn element_bytes(config: &RunConfig) -> ElementBytes {
     let has_master = parameter < 4;
     let optimizer = match &formats {
         Some(formats) => formats.bytes_per_element(has_master),
-        None => find(config.optimizer.optimizer).state_bytes(&config.optimizer, &[1]) + if has_master { 4 } else { 0 },
+        None => {
+            let states = find(config.optimizer.optimizer).state_bytes(&config.optimizer, &[1]);
+            (states + if has_master { 4 } else { 0 }) as f64
+        }
     };
     let of_host = formats.as_ref().filter(|_| !config.computes_on_cpu());
-    let host_optimizer = of_host.map_or(0, |formats| formats.host_bytes_per_element(has_master));
+    let host_optimizer = of_host.map_or(0.0, |formats| formats.host_bytes_per_element(has_master));
     let host_scales = of_host.map_or(0, |formats| 4 * formats.num_host_scales() as u64);
     let has_whole_master = has_master && formats.as_ref().is_none_or(|f| f.master != MasterFormat::Remainders);
     ElementBytes {

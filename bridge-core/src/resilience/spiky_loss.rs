@@ -1,4 +1,4 @@
-//! Checks on losses: NaN, infinity, and values far above anything seen so far.
+//! Checks on losses and gradients: NaN, infinity, and values far above anything seen so far.
 
 use serde::{Deserialize, Serialize};
 
@@ -52,13 +52,19 @@ impl SpikyLossDetector {
     }
 }
 
-/// The loss checks of a training step.
+/// The checks of a training step's losses and gradients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LossChecks {
     /// True if NaN and infinite losses are rejected.
     pub check_for_nan_in_loss: bool,
     /// Rejects spikes, if set.
     pub spiky_loss: Option<SpikyLossDetector>,
+    /// True if NaN and infinite norms of gradients are rejected.
+    #[serde(default)]
+    pub check_for_nan_in_grad: bool,
+    /// Reports norms of gradients far above those seen so far, if set.
+    #[serde(default)]
+    pub large_grads: Option<SpikyLossDetector>,
 }
 
 impl LossChecks {
@@ -88,11 +94,74 @@ impl LossChecks {
     }
 }
 
+/// Largest relative difference at which two norms of gradients count as the same: not all devices
+/// add up in one order.
+const GRADIENT_TOLERANCE: f64 = 1e-3;
+
+impl LossChecks {
+    /// Has `machine` validate the norm of a part of a rank's gradients; returns findings for the
+    /// log. `loss_scale` is a factor of the norm, which may change between steps.
+    ///
+    /// # Errors
+    /// A NaN or infinite norm, when the machine's mode is disabled.
+    pub fn validate_grad_norm(
+        &mut self,
+        machine: &mut RerunStateMachine,
+        part: &impl std::fmt::Display,
+        norm: f64,
+        loss_scale: f64,
+    ) -> Result<Vec<Finding>, UnexpectedResult> {
+        let mut findings = Vec::new();
+        let mut check = |rejected, found, severity| {
+            let message = format!("found {found} in local gradient norm of {part}, before ranks add up");
+            let tolerance = GRADIENT_TOLERANCE;
+            let validation = Validation { result: norm, rejected, message: &message, tolerance, severity };
+            findings.extend(machine.validate_result(validation)?);
+            Ok(())
+        };
+        if self.check_for_nan_in_grad {
+            check(norm.is_nan(), "NaN", Severity::Fatal)?;
+            check(norm.is_infinite(), "Inf", Severity::Fatal)?;
+        }
+        if let Some(detector) = &mut self.large_grads {
+            check(detector.is_spike(norm / loss_scale), "an unusually large value", Severity::NonFatal)?;
+            if !machine.is_rerunning() {
+                detector.observe(norm / loss_scale);
+            }
+        }
+        Ok(findings)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::rerun::{ErrorInjection, FindingKind, NextPass, RerunConfig};
     use super::*;
     use crate::config::RerunMode;
+
+    fn checks(check_for_nan_in_loss: bool) -> LossChecks {
+        let spiky_loss = Some(SpikyLossDetector::new(2.0));
+        LossChecks { check_for_nan_in_loss, spiky_loss, check_for_nan_in_grad: false, large_grads: None }
+    }
+
+    #[test]
+    fn norms_of_gradients_are_checked_apart_from_the_loss_scale() {
+        let mut machine = RerunStateMachine::new(RerunConfig::default());
+        let _ = machine.next_pass(&mut Ok::<_, ()>);
+        let large_grads = Some(SpikyLossDetector::new(10.0));
+        let mut checks = LossChecks { spiky_loss: None, large_grads, ..checks(false) };
+        for step in 0..100 {
+            let scale = f64::from(step + 1);
+            assert_eq!(checks.validate_grad_norm(&mut machine, &"bucket 0", 3.0 * scale, scale).unwrap(), []);
+        }
+        assert_eq!(checks.validate_grad_norm(&mut machine, &"bucket 0", 290.0, 10.0).unwrap(), []);
+        let found = checks.validate_grad_norm(&mut machine, &"bucket 0", 310.0, 10.0).unwrap();
+        assert_eq!(found[0].kind, FindingKind::Tolerated);
+        assert!(found[0].to_string().contains("unusually large value in local gradient norm of bucket 0"));
+        assert_eq!(checks.validate_grad_norm(&mut machine, &"bucket 0", f64::NAN, 1.0).unwrap(), []);
+        checks.check_for_nan_in_grad = true;
+        assert!(checks.validate_grad_norm(&mut machine, &"bucket 0", f64::NAN, 1.0).is_err());
+    }
 
     #[test]
     fn only_values_after_the_first_hundred_are_spikes() {
@@ -113,7 +182,7 @@ mod tests {
     fn losses_are_checked_for_nan_infinity_and_spikes() {
         let mut machine = RerunStateMachine::new(RerunConfig::default());
         let _ = machine.next_pass(&mut Ok::<_, ()>);
-        let mut checks = LossChecks { check_for_nan_in_loss: true, spiky_loss: Some(SpikyLossDetector::new(2.0)) };
+        let mut checks = checks(true);
         for _ in 0..100 {
             assert_eq!(checks.validate(&mut machine, 3.0).unwrap(), []);
         }
@@ -148,7 +217,7 @@ mod tests {
         let injection = ErrorInjection { rate: 1, ..ErrorInjection::default() };
         let config = RerunConfig { mode: RerunMode::ValidateResults, injection, ..RerunConfig::default() };
         let mut machine = RerunStateMachine::new(config);
-        let mut checks = LossChecks { check_for_nan_in_loss: false, spiky_loss: Some(SpikyLossDetector::new(2.0)) };
+        let mut checks = checks(false);
         let mut passes = 0;
         for _ in 0..2 {
             while machine.next_pass(&mut Ok::<_, ()>) == Ok(NextPass::Run) {

@@ -47,6 +47,7 @@ pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSetti
             None => algorithm,
         },
         clip_grad: optimizer.clip_grad,
+        skip_above: optimizer.grad_norm_skip_threshold.unwrap_or(f64::INFINITY),
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
         offload: plan::settings::optimizer_offload(config),
     }
@@ -98,11 +99,16 @@ pub(in crate::train) fn rerun(config: &RunConfig, placement: RankLocation) -> Re
     }
 }
 
+/// Multiple of the largest gradient norm seen that counts as unusual, as upstream has it.
+const LARGE_GRADS_FACTOR: f64 = 10.0;
+
 pub(in crate::train) fn loss_checks(config: &RunConfig) -> LossChecks {
     let settings = &config.rerun_state_machine;
     LossChecks {
         check_for_nan_in_loss: settings.check_for_nan_in_loss,
         spiky_loss: settings.check_for_spiky_loss.then(|| SpikyLossDetector::new(settings.spiky_loss_factor)),
+        check_for_nan_in_grad: config.ddp.check_for_nan_in_grad,
+        large_grads: config.ddp.check_for_large_grads.then(|| SpikyLossDetector::new(LARGE_GRADS_FACTOR)),
     }
 }
 

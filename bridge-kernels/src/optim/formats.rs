@@ -2,6 +2,8 @@
 //! float32 beside it. Other floats of 8 and 16 bits are in `cpu/small`; slices and tensors do not
 //! belong here.
 
+use super::cpu::blocks::BLOCK;
+pub use super::cpu::blocks::BlockCode;
 use crate::cpu::small::{E4M3, Half, Small};
 
 /// Storage format of the elements of a state.
@@ -16,16 +18,24 @@ pub enum Format {
     /// 8-bit floats E4M3 (Micikevicius et al., arXiv:2209.05433, section 3: 4 bits of exponent, 3
     /// of mantissa, no infinities) times one scale of the tensor.
     Float8,
+    /// Codes times one scale a block of 256 elements.
+    Blocks(BlockCode),
 }
 
 impl Format {
-    /// Bytes of an element.
-    pub const fn bytes(self) -> u64 {
+    /// Bytes of an element, with its part of the scale of a block.
+    pub fn bytes(self) -> f64 {
         match self {
-            Self::Float32 => 4,
-            Self::BFloat16 | Self::Float16 => 2,
-            Self::Float8 => 1,
+            Self::Float32 => 4.0,
+            Self::BFloat16 | Self::Float16 => 2.0,
+            Self::Float8 => 1.0,
+            Self::Blocks(code) => (code.bytes(BLOCK) + size_of::<f32>()) as f64 / BLOCK as f64,
         }
+    }
+
+    /// True if elements are in host memory with any device.
+    pub const fn is_of_host(self) -> bool {
+        matches!(self, Self::Float8 | Self::Blocks(_))
     }
 
     /// True if elements are multiples of one scale of their tensor.
@@ -38,7 +48,7 @@ impl Format {
     /// so small that float32 could not divide by it.
     pub fn scale_for(self, magnitude: f32) -> f32 {
         let largest = match self {
-            Self::Float32 | Self::BFloat16 => return 1.0,
+            Self::Float32 | Self::BFloat16 | Self::Blocks(_) => return 1.0,
             Self::Float16 => Half::LARGEST,
             Self::Float8 => E4M3::LARGEST,
         };

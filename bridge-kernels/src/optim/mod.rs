@@ -12,14 +12,14 @@ mod stored;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
-pub use formats::Format;
+pub use formats::{BlockCode, Format};
 pub use low_precision::{
     LowPrecisionAdamW, LowPrecisionFormats, adamw_low_precision, adamw_low_precision_reference, adamw_magnitudes,
     adamw_magnitudes_reference,
 };
 pub use newton_schulz::{Polynomial, newton_schulz};
 pub use steps::{AdamW, AdamWState, UpdateStep};
-pub use stored::{Master, MasterFormat, Remainders, Stored, halves};
+pub use stored::{Blocks, Master, MasterFormat, Remainders, Stored, halves};
 
 use self::steps::AdamWConstants;
 use crate::precision::{narrow, widen};

@@ -9,8 +9,9 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+use super::cpu::blocks::{BLOCK, BlockSlice, BlockSliceMut, round};
 use super::cpu::low_precision::{Place, Source, joined, largest, narrow, remainders, widened};
-use super::formats::Format;
+use super::formats::{BlockCode, Format};
 use crate::flex::Values;
 use crate::precision::widen;
 
@@ -34,6 +35,49 @@ pub enum Stored {
         /// Value of a code of one.
         scale: f32,
     },
+    /// Codes by blocks ([`Format::Blocks`]). They are in host memory for any device.
+    Blocks(Blocks),
+}
+
+/// Elements as multiples of one scale a block.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    code: BlockCode,
+    len: usize,
+    pub(super) codes: Arc<Vec<u8>>,
+    pub(super) scales: Arc<Vec<f32>>,
+}
+
+impl Blocks {
+    fn zeros(len: usize, code: BlockCode) -> Self {
+        let (codes, scales) = (vec![0; code.bytes(len)], vec![0.0; len.div_ceil(BLOCK)]);
+        Self { code, len, codes: Arc::new(codes), scales: Arc::new(scales) }
+    }
+
+    fn rounded(values: &[f32], code: BlockCode, by: impl Fn(BlockCode, &[f32], &mut [u8], &mut [f32]) + Sync) -> Self {
+        let mut blocks = Self::zeros(values.len(), code);
+        round(blocks.as_mut_slice(), values, by);
+        blocks
+    }
+
+    pub(super) fn as_slice(&self) -> BlockSlice<'_> {
+        BlockSlice { code: self.code, codes: &self.codes, scales: &self.scales, len: self.len }
+    }
+
+    pub(super) fn as_mut_slice(&mut self) -> BlockSliceMut<'_> {
+        let (codes, scales): (&mut Vec<u8>, &mut Vec<f32>) =
+            (Arc::make_mut(&mut self.codes), Arc::make_mut(&mut self.scales));
+        BlockSliceMut { code: self.code, codes, scales, len: self.len }
+    }
+
+    /// The values of some elements.
+    pub fn widen(&self, range: Range<usize>) -> Vec<f32> {
+        // Only blocks can be widened from their beginning.
+        let start = range.start - range.start % BLOCK;
+        let mut values = widened(Source::Blocks(self.as_slice().part(start, range.end - start)));
+        drop(values.drain(..range.start - start));
+        values
+    }
 }
 
 impl Stored {
@@ -45,6 +89,7 @@ impl Stored {
             Format::BFloat16 => Self::Plain(zeros(FloatDType::BF16)),
             Format::Float16 => Self::Scaled { values: zeros(FloatDType::F16), scale: 1.0 },
             Format::Float8 => Self::Codes { codes: Arc::new(vec![0; len]), scale: 1.0 },
+            Format::Blocks(code) => Self::Blocks(Blocks::zeros(len, code)),
         }
     }
 
@@ -64,6 +109,19 @@ impl Stored {
                 narrow(Place::Float8(&mut codes, [1.0, scale]), &values);
                 Self::Codes { codes: Arc::new(codes), scale }
             }
+            Format::Blocks(code) => Self::Blocks(Blocks::rounded(&host(values), code, BlockCode::narrow)),
+        }
+    }
+
+    /// This state by blocks if that is its format, with the codes and scales that it had when it
+    /// was widened.
+    #[must_use]
+    pub fn recovered(self, format: Format) -> Self {
+        match (self, format) {
+            (Self::Plain(values), Format::Blocks(code)) if values.dtype() == DType::F32 => {
+                Self::Blocks(Blocks::rounded(&host(values), code, BlockCode::recover))
+            }
+            (other, _) => other,
         }
     }
 
@@ -73,6 +131,7 @@ impl Stored {
             Self::Plain(values) => widen(values.clone()),
             Self::Scaled { values, scale } => widen(values.clone()) * *scale,
             Self::Codes { codes, scale } => on_device(widened(Source::Float8(codes, *scale)), device),
+            Self::Blocks(blocks) => on_device(blocks.widen(0..blocks.len), device),
         }
     }
 
@@ -94,13 +153,14 @@ impl Stored {
             },
             Self::Scaled { .. } => Some(Format::Float16),
             Self::Codes { .. } => Some(Format::Float8),
+            Self::Blocks(blocks) => Some(Format::Blocks(blocks.code)),
         }
     }
 
-    /// The scale, where there is one.
+    /// The scale of the tensor, where there is one.
     pub fn scale(&self) -> Option<f32> {
         match self {
-            Self::Plain(_) => None,
+            Self::Plain(_) | Self::Blocks(_) => None,
             Self::Scaled { scale, .. } | Self::Codes { scale, .. } => Some(*scale),
         }
     }
@@ -110,6 +170,7 @@ impl Stored {
         match self {
             Self::Plain(values) | Self::Scaled { values, .. } => values.dims()[0],
             Self::Codes { codes, .. } => codes.len(),
+            Self::Blocks(blocks) => blocks.len,
         }
     }
 
@@ -118,16 +179,17 @@ impl Stored {
         self.len() == 0
     }
 
-    /// Bytes of the elements and of the scale.
+    /// Bytes of the elements and of scales.
     pub fn bytes(&self) -> u64 {
         let elements = match self {
             Self::Plain(values) | Self::Scaled { values, .. } => values.dims()[0] * values.dtype().size(),
             Self::Codes { codes, .. } => codes.len(),
+            Self::Blocks(Blocks { codes, scales, .. }) => codes.len() + size_of_val(scales.as_slice()),
         };
         elements as u64 + if self.scale().is_some() { size_of::<f32>() as u64 } else { 0 }
     }
 
-    /// Some of the elements, with the scale of all.
+    /// Some of the elements, with the scale of all; of elements by blocks the values.
     #[must_use]
     pub fn part(&self, range: &Range<usize>) -> Self {
         if *range == (0..self.len()) {
@@ -141,6 +203,7 @@ impl Stored {
             Self::Codes { codes, scale } => {
                 Self::Codes { codes: Arc::new(codes[range.clone()].to_vec()), scale: *scale }
             }
+            Self::Blocks(blocks) => Self::Plain(on_device(blocks.widen(range.clone()), &Device::flex())),
         }
     }
 
@@ -151,15 +214,16 @@ impl Stored {
                 let values = values.clone().without_autodiff().try_into_primitive::<Flex>().ok()?;
                 Some(values.bytes().as_ptr().addr() + values.layout().start_offset() * values.dtype().size())
             }
-            Self::Codes { codes, .. } => Some(codes.as_ptr().addr()),
+            Self::Codes { codes, .. } | Self::Blocks(Blocks { codes, .. }) => Some(codes.as_ptr().addr()),
         }
     }
 
-    /// The elements as they are kept, without the scale.
+    /// The elements as they are kept, without the scale; of elements by blocks the values.
     pub fn to_data(&self) -> TensorData {
         match self {
             Self::Plain(values) | Self::Scaled { values, .. } => values.to_data(),
             Self::Codes { codes, .. } => TensorData::new(codes.to_vec(), [codes.len()]),
+            Self::Blocks(blocks) => TensorData::new(blocks.widen(0..blocks.len), [blocks.len]),
         }
     }
 }

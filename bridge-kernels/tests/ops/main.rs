@@ -17,6 +17,7 @@ mod norm;
 #[path = "../operands/mod.rs"]
 mod operands;
 mod optim;
+mod optim_blocks;
 mod optim_low_precision;
 mod packed_attention;
 mod plain;

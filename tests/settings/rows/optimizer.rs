@@ -23,17 +23,20 @@ fn rates() -> Vec<Row> {
         row("optimizer.weight_decay", &tiny(), &[AS_IT_IS, "0.5"]).moves("params weight_decay"),
         switch("optimizer.apply_wd_to_qk_layernorm", &tiny_with(&["model.qk_layernorm=true"])).moves("params"),
         row("optimizer.clip_grad", &tiny(), &["0", "0.3", "0.6"]).moves("params"),
+        row("optimizer.grad_norm_skip_threshold", &tiny(), &[AS_IT_IS, "1e-3"])
+            .moves("files learning_rate params shapes skipped slices"),
         switch("optimizer.log_num_zeros_in_grad", &tiny()).moves("console events keys num_zeros"),
     ]
 }
 
 fn rules() -> Vec<Row> {
     let lion = tiny_with(&["optimizer.optimizer=lion", "optimizer.adam_beta2=null"]);
+    let ademamix = tiny_with(&["optimizer.optimizer=ademamix"]);
     vec![
         row(
             "optimizer.optimizer",
             &tiny_with(&["optimizer.adam_beta2=null"]),
-            &["adam", "sgd", "lion", "muon", "adaptive_muon"],
+            &["adam", "sgd", "lion", "muon", "adaptive_muon", "ademamix", "adamw_8bit", "adamw_4bit"],
         )
         .moves("params shapes slices"),
         row("optimizer.adam_beta1", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
@@ -48,6 +51,10 @@ fn rules() -> Vec<Row> {
         .moves("params"),
         row("optimizer.lion_beta1", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.lion_beta2", &lion, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.ademamix_beta3", &ademamix, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.ademamix_alpha", &ademamix, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.ademamix_alpha_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
+        row("optimizer.ademamix_beta3_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
     ]
 }
 
@@ -153,6 +160,7 @@ fn states() -> Vec<Row> {
     let aware = tiny_with(&["optimizer.use_precision_aware_optimizer=true"]);
     let half = aware.with(&["mixed_precision.bf16=true"]);
     let planned = half.by(Program::Plan { measure: true });
+    let planned_wide = tiny().by(Program::Plan { measure: true });
     vec![
         switch(
             "optimizer.use_precision_aware_optimizer",
@@ -166,6 +174,8 @@ fn states() -> Vec<Row> {
         )
         .moves("exit")
         .holds(1, "exit", "2"),
+        row("optimizer.optimizer", &planned_wide, &["adam", "adamw_8bit", "adamw_4bit"])
+            .moves("measured.optimizer plan.memory"),
         row("optimizer.store_param_remainders", &planned, &[AS_IT_IS, "false"]).moves("measured.optimizer plan.memory"),
         row("optimizer.main_grads_dtype", &half, &["float32", "bfloat16 & mixed_precision.grad_reduce_in_fp32=false"])
             .moves("grad_norm_1"),

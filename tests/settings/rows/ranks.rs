@@ -15,6 +15,21 @@ fn counted(ranks: usize, overrides: &[&str]) -> Run {
 
 fn replicas() -> Vec<Row> {
     let half = on(2, &["mixed_precision=fp16_mixed"]);
+    // Each parameter has a bucket, so that a few steps give the hundred norms of the normal range.
+    let growing = on(
+        2,
+        &[
+            "ddp.overlap_grad_reduce=true",
+            "ddp.bucket_size=1",
+            "optimizer.optimizer=sgd",
+            "optimizer.adam_beta2=null",
+            "optimizer.lr=60",
+            "optimizer.min_lr=60",
+            "optimizer.clip_grad=0",
+            "scheduler.lr_warmup_iters=6",
+            "train.train_iters=10",
+        ],
+    );
     vec![
         switch("ddp.grad_reduce_in_fp32", &on(2, &["model.fp16=true", "optimizer.initial_loss_scale=16"]))
             .moves("grad_norm_1"),
@@ -23,6 +38,7 @@ fn replicas() -> Vec<Row> {
             .moves("measured.traffic plan.traffic"),
         switch("ddp.average_in_collective", &on(3, &["train.global_batch_size=9"])).moves("params"),
         switch("ddp.check_for_nan_in_grad", &half).moves("exit"),
+        switch("ddp.check_for_large_grads", &growing).moves("console"),
         row("train.check_weight_hash_across_dp_replicas_interval", &on(2, &[]), &[AS_IT_IS, "2"])
             .moves("console")
             .holds(1, "console", "Weight hashes match"),

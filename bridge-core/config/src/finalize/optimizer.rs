@@ -1,10 +1,12 @@
 //! The rules of `[optimizer]`.
 
+use std::collections::BTreeSet;
+
 use super::super::choice::{DType, MatmulPrecision, Moment2Method, MuonCoefficients, OptimizerName};
 use super::super::run_config::{FinalOptimizer, ParallelSizes};
 use super::Draft;
 use super::presets::has_shards;
-use crate::optimizer_rules::{ADAPTIVE_MUON, NAMES, RULES, ScalarRule, UpdateSize};
+use crate::optimizer_rules::{ADAPTIVE_MUON, KeptFormats, NAMES, RULES, ScalarRule, UpdateSize};
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
@@ -36,13 +38,14 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
     };
     let scalars = rule.scalar_rule(&draft.recipe.optimizer);
     let is_read = |setting: &&str| std::iter::once(rule).chain(scalars).any(|rule| rule.settings.contains(setting));
-    for other in RULES {
-        for setting in other.settings.iter().filter(|setting| !is_read(setting)) {
-            let key = format!("optimizer.{setting}");
-            let message = format!("is a setting of {}, but optimizer.optimizer is {chosen}", other.name);
-            let is_changed = draft.recipe_differs(&key);
-            draft.require(!is_changed, &key, message);
-        }
+    let settings: BTreeSet<&str> = RULES.iter().flat_map(|other| other.settings).copied().collect();
+    for setting in settings.into_iter().filter(|setting| !is_read(setting)) {
+        let key = format!("optimizer.{setting}");
+        let readers = RULES.iter().filter(|other| other.settings.contains(&setting)).map(|other| other.name);
+        let readers = readers.collect::<Vec<_>>().join(", ");
+        let message = format!("is a setting of {readers}, but optimizer.optimizer is {chosen}");
+        let is_changed = draft.recipe_differs(&key);
+        draft.require(!is_changed, &key, message);
     }
 }
 
@@ -102,6 +105,13 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
     if !is_on {
         return;
     }
+    let by_blocks = config.optimizer.rule().is_some_and(|rule| rule.formats == KeptFormats::Blocks);
+    for (key, dtype) in
+        [("optimizer.exp_avg_dtype", config.exp_avg_dtype), ("optimizer.exp_avg_sq_dtype", config.exp_avg_sq_dtype)]
+    {
+        let message = format!("is of moments with one scale a tensor; {} keeps codes by blocks", config.optimizer);
+        draft.forbid(by_blocks && dtype != DType::Float32, key, message);
+    }
     if config.exp_avg_sq_dtype == DType::BFloat16 && 1.0 - config.adam_beta2 < BF16_HALF_UNIT {
         draft.warnings.push(format!(
             "optimizer.exp_avg_sq_dtype: with adam_beta2 = {} a second moment in bfloat16 hardly decays: each step takes off less than its \
@@ -110,9 +120,9 @@ fn precisions_fit(draft: &mut Draft<'_>, parallel: &ParallelSizes) {
             1.0 - BF16_HALF_UNIT
         ));
     }
-    let keepers = RULES.iter().filter(|rule| rule.keeps_formats).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+    let keepers = RULES.iter().filter(|rule| rule.keeps_formats()).map(|rule| rule.name).collect::<Vec<_>>().join(", ");
     let message = format!("needs optimizer.optimizer = {keepers}: states of {} are float32", config.optimizer);
-    draft.require(config.optimizer.rule().is_none_or(|rule| rule.keeps_formats), SWITCH, message);
+    draft.require(config.optimizer.rule().is_none_or(|rule| rule.keeps_formats()), SWITCH, message);
     let divides_state = has_shards(&draft.recipe);
     let message = format!(
         "needs ddp.use_distributed_optimizer on {} data-parallel ranks: each would keep the states of all parameters",

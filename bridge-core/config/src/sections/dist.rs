@@ -106,8 +106,8 @@ section! {
         num_distributed_optimizer_instances: usize = 1, Limits::POSITIVE, needs(SHARDED);
         /// Fail on NaN and infinite gradients.
         check_for_nan_in_grad: bool = false;
-        refused check_for_large_grads = false, "Fail on unusually large gradients."
-            => not_built("a failure on unusually large gradients; check_for_nan_in_grad fails on infinite ones").upstream(&["true"]);
+        /// Report gradients whose norm is ten times the largest of the first hundred, by bucket.
+        check_for_large_grads: bool = false;
         /// Elements per bucket of an overlapped reduction or gather; no effect on one rank.
         bucket_size: Option<usize> = None, Limits::POSITIVE,
             idle_unless("ddp.overlap_grad_reduce | ddp.overlap_param_gather | optimizer.overlap_param_gather: there is one bucket"),

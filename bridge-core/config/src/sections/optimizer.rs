@@ -112,6 +112,16 @@ section! {
         lion_beta1: f64 = 0.95, Limits::BELOW_ONE;
         /// Decay of Lion's momentum.
         lion_beta2: f64 = 0.98, Limits::BELOW_ONE;
+        /// Decay of AdEMAMix's slow momentum, after its warm-up.
+        ademamix_beta3: f64 = 0.9999, Limits::BELOW_ONE;
+        /// Weight of AdEMAMix's slow momentum, after its warm-up.
+        ademamix_alpha: f64 = 5.0, Limits::NON_NEGATIVE;
+        /// Steps in which `ademamix_alpha` grows from 0; 0 is no warm-up. The paper takes all
+        /// steps.
+        ademamix_alpha_warmup: usize = 0;
+        /// Steps in which the half-life of AdEMAMix's slow momentum grows from that of
+        /// `adam_beta1`; 0 is no warm-up. The paper takes all steps.
+        ademamix_beta3_warmup: usize = 0;
         refused soap_shampoo_beta = 0.95, "SOAP's preconditioner decay.", Limits::BELOW_ONE
             => not_built("the decay of SOAP's preconditioner");
         refused soap_precondition_frequency = 1_usize, "Steps between SOAP's preconditioner updates.", Limits::POSITIVE
@@ -149,6 +159,9 @@ section! {
             => no_counterpart("page-locked parameters of optimizer_cpu_offload").inert(&["false"]);
         /// Limit of the global L2 norm of gradients; 0 disables clipping.
         clip_grad: f64 = 1.0, Limits::NON_NEGATIVE;
+        /// Skip the update of a step whose gradients have a norm above this, as if they were not
+        /// finite; null skips none. The schedule does not advance.
+        grad_norm_skip_threshold: Option<f64> = None, Limits::ABOVE_ZERO;
         /// Count zero gradient entries.
         @execution log_num_zeros_in_grad: bool = false,
             idle_unless("logger.skip_train_metrics_log != true: steps are not logged");

@@ -34,7 +34,7 @@ section! {
             idle_unless("rerun_state_machine.error_injection_rate");
         /// Operating mode.
         rerun_mode: RerunMode = RerunMode::Disabled,
-            needs("rerun_state_machine.check_for_nan_in_loss | rerun_state_machine.check_for_spiky_loss | ddp.check_for_nan_in_grad: there are no results to look at otherwise");
+            needs("rerun_state_machine.check_for_nan_in_loss | rerun_state_machine.check_for_spiky_loss | ddp.check_for_nan_in_grad | ddp.check_for_large_grads: there are no results to look at otherwise");
         /// Reject NaN and infinite losses.
         check_for_nan_in_loss: bool = true;
         /// Reject unusually large losses.

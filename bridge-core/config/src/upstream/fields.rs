@@ -74,7 +74,6 @@ const DEFAULTS: &[(&str, &str)] = &[
          tp_comm_bulk_dgrad=true tp_comm_bulk_wgrad=true tp_comm_overlap_ag=true tp_comm_overlap_rs=true \
          tp_comm_split_ag=true tp_comm_split_rs=true use_mamba_mem_eff_path=true",
     ),
-    ("optimizer", "grad_norm_skip_threshold=inf"),
     ("logger", "mlflow_log_artifacts=true"),
     (
         "tokenizer",
@@ -261,8 +260,11 @@ pub(super) fn row_of(section: &str, key: &str) -> Option<&'static Row> {
     row(&format!("{section}.{name}"))
 }
 
-/// Renames fields of older versions to their newer names.
+/// Renames fields of older versions to their newer names, and leaves out a limit that is infinite.
 pub(super) fn rename(section: &str, entries: &mut Vec<Entry>) {
+    let is_no_limit =
+        |entry: &Entry| entry.key == "grad_norm_skip_threshold" && entry.node.number().is_some_and(f64::is_infinite);
+    entries.retain(|entry| section != "optimizer" || !is_no_limit(entry));
     let has = |name: &str| entries.iter().any(|entry| entry.key == name);
     if section != "model" || has("rope_scaling") || !has("old_context_len") {
         return;

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use bridge_kernels::optim::{
-    AdamW, AdamWState, AdamWUpdates, LowPrecisionAdamW, LowPrecisionFormats, UpdateStep, adamw, adamw_low_precision,
-    adamw_magnitudes,
+    AdamW, AdamWState, AdamWUpdates, Format, LowPrecisionAdamW, LowPrecisionFormats, UpdateStep, adamw,
+    adamw_low_precision, adamw_magnitudes,
 };
 use burn::tensor::Tensor;
 
-use crate::config::optimizer_rules;
+use crate::config::{DType, optimizer_rules};
 
 use super::rule::{
     LowPrecisionUpdate, LowPrecisionValues, Rule, State, StateFormats, Unit, Update, UpdateBatch, Values,
@@ -17,8 +17,8 @@ use super::rule::{
 pub(super) const RULE: Rule = Rule {
     declared: &optimizer_rules::ADAM,
     states: &[
-        State { format: Some(|settings| settings.exp_avg_dtype), ..State::zeros("exp_avg") },
-        State { format: Some(|settings| settings.exp_avg_sq_dtype), ..State::zeros("exp_avg_sq") },
+        State { format: Some(|settings| format_of(settings.exp_avg_dtype)), ..State::zeros("exp_avg") },
+        State { format: Some(|settings| format_of(settings.exp_avg_sq_dtype)), ..State::zeros("exp_avg_sq") },
     ],
     unit: Unit::Element,
     update: |settings| {
@@ -30,6 +30,15 @@ pub(super) const RULE: Rule = Rule {
         })
     },
 };
+
+fn format_of(dtype: DType) -> Format {
+    match dtype {
+        DType::Float32 => Format::Float32,
+        DType::BFloat16 => Format::BFloat16,
+        DType::Float16 => Format::Float16,
+        DType::UInt8 => Format::Float8,
+    }
+}
 
 impl Update for AdamW {
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values {

@@ -14,10 +14,7 @@ use super::rule::{Rule, State, Unit, Update, Values, WholeParameter};
 
 pub(super) const RULE: Rule = Rule {
     declared: &optimizer_rules::ADAPTIVE_MUON,
-    states: &[
-        State::zeros("momentum_buffer"),
-        State { shape: Some(moment2_shape), ..State::zeros("moment2_buffer") },
-    ],
+    states: &[State::zeros("momentum_buffer"), State { shape: Some(moment2_shape), ..State::zeros("moment2_buffer") }],
     unit: Unit::Parameter,
     update: |settings| {
         Arc::new(AdaptiveMuon {
@@ -87,7 +84,8 @@ impl Update for AdaptiveMuon {
     }
 
     fn update_whole(&self, parameters: Vec<WholeParameter<'_>>) -> Vec<Values> {
-        let finish = |direction: Direction, states: Vec<Tensor<1>>, eps_mult: f64| self.finish(direction, states, eps_mult);
+        let finish =
+            |direction: Direction, states: Vec<Tensor<1>>, eps_mult: f64| self.finish(direction, states, eps_mult);
         self.orthogonal.update(parameters, false, finish)
     }
 }

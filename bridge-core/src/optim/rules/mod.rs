@@ -33,6 +33,9 @@ rules! {
     lion,
     muon,
     adaptive_muon,
+    ademamix,
+    adamw_8bit,
+    adamw_4bit,
 }
 
 /// The rule of a name.

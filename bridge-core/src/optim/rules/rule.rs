@@ -7,8 +7,8 @@ use std::sync::Arc;
 use bridge_kernels::optim::{Format, Master, MasterFormat, Stored, UpdateStep};
 use burn::tensor::{FloatDType, Tensor};
 
-use crate::config::optimizer_rules::OptimizerRule;
-use crate::config::{DType, OptimizerConfig};
+use crate::config::OptimizerConfig;
+use crate::config::optimizer_rules::{KeptFormats, OptimizerRule};
 
 /// Optimizer, apart from the values of its settings.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ pub struct State {
     /// Shape of the state if it is not the parameter's, which only rules of whole parameters
     /// ([`Unit::Parameter`]) may have.
     pub shape: Option<StateShape>,
-    /// Setting of the format in which the state is kept. Every state has one if the rule keeps
+    /// Format in which the state is kept with some settings. Every state has one if the rule keeps
     /// formats ([`OptimizerRule::keeps_formats`]).
-    pub format: Option<fn(&OptimizerConfig) -> DType>,
+    pub format: Option<fn(&OptimizerConfig) -> Format>,
 }
 
 /// Shape of a state by the settings and the shape of the whole parameter.
@@ -92,7 +92,15 @@ impl State {
 impl Rule {
     /// The rule with its settings of `[optimizer]`.
     pub fn with(&'static self, settings: &OptimizerConfig) -> Algorithm {
-        Algorithm { rule: self, update: (self.update)(settings), settings: Arc::new(settings.clone()), formats: None }
+        let by_blocks = self.declared.formats == KeptFormats::Blocks;
+        let formats = by_blocks.then(|| Arc::new(self.formats(settings, MasterFormat::Float32)));
+        Algorithm { rule: self, update: (self.update)(settings), settings: Arc::new(settings.clone()), formats }
+    }
+
+    /// Formats of masters and of states.
+    pub fn formats(&self, settings: &OptimizerConfig, master: MasterFormat) -> StateFormats {
+        let states = self.states.iter().filter_map(|state| state.format).map(|format| format(settings));
+        StateFormats { master, states: states.collect() }
     }
 
     /// Bytes of the states of a parameter of this shape, or of a range of it in one dimension.
@@ -124,16 +132,17 @@ pub struct StateFormats {
 
 impl StateFormats {
     /// Bytes of an element of a parameter, of 16 bits or not.
-    pub fn bytes_per_element(&self, has_master: bool) -> u64 {
-        let master = if has_master { self.master.bytes() } else { 0 };
-        master + self.states.iter().map(|format| format.bytes()).sum::<u64>()
+    pub fn bytes_per_element(&self, has_master: bool) -> f64 {
+        let master = if has_master { self.master.bytes() as f64 } else { 0.0 };
+        master + self.states.iter().map(|format| format.bytes()).sum::<f64>()
     }
 
-    /// Bytes of an element that are in host memory with any device: 8-bit floats and remainders.
-    pub fn host_bytes_per_element(&self, has_master: bool) -> u64 {
-        let master = if has_master && self.master == MasterFormat::Remainders { self.master.bytes() } else { 0 };
-        let codes = self.states.iter().filter(|format| **format == Format::Float8);
-        master + codes.map(|format| format.bytes()).sum::<u64>()
+    /// Bytes of an element that are in host memory with any device: codes and remainders.
+    pub fn host_bytes_per_element(&self, has_master: bool) -> f64 {
+        let has_remainders = has_master && self.master == MasterFormat::Remainders;
+        let master = if has_remainders { self.master.bytes() as f64 } else { 0.0 };
+        let codes = self.states.iter().filter(|format| format.is_of_host());
+        master + codes.map(|format| format.bytes()).sum::<f64>()
     }
 
     /// For the master and each state, whether its tensors have a scale.
@@ -173,7 +182,7 @@ impl Algorithm {
     #[must_use]
     pub fn keeping(self, formats: StateFormats) -> Self {
         assert!(
-            self.rule.declared.keeps_formats && self.update.low_precision().is_some(),
+            self.rule.declared.keeps_formats() && self.update.low_precision().is_some(),
             "{} keeps no formats",
             self.rule.declared.name
         );

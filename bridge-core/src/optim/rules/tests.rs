@@ -33,6 +33,57 @@ pub(in crate::optim) fn overrides(algorithm: &Algorithm) -> StandardOverrides {
     StandardOverrides { scalar_rule, ..StandardOverrides::default() }
 }
 
+/// An element of a parameter with its states.
+#[derive(Clone, Debug)]
+pub(super) struct Element<const N: usize> {
+    pub value: f64,
+    pub states: [f64; N],
+}
+
+/// Compares ten steps with an update of one element in float64, at odd sizes. The reference gets
+/// the element, its gradient, the number of the step, learning rate and weight decay.
+pub(super) fn agrees_with_float64<const N: usize>(
+    algorithm: &Algorithm,
+    reference: impl Fn(&mut Element<N>, f64, u64, [f64; 2]),
+) {
+    let flat = |values: Vec<f64>| {
+        let values: Vec<f32> = values.into_iter().map(|value| value as f32).collect();
+        Tensor::<1>::from_floats(values.as_slice(), &Device::flex())
+    };
+    for (size, weight_decay) in [(1, 0.1), (7, 0.0), (131, 0.3)] {
+        let parameter = flat((0..size).map(|i| (i % 13) as f64 * 0.25 - 1.5).collect());
+        let states = algorithm.rule.states.iter().map(|state| state.first(&parameter, size)).collect();
+        let mut values = Values { parameter, states };
+        let elements = |values: &Values| -> Vec<Element<N>> {
+            let (parameter, states) = (numbers(&values.parameter), values.states.iter().map(numbers));
+            let states: Vec<Vec<f64>> = states.collect();
+            let element = |(i, value)| Element { value, states: std::array::from_fn(|state| states[state][i]) };
+            parameter.into_iter().enumerate().map(element).collect()
+        };
+        let mut expected = elements(&values);
+        for number in 1..=10 {
+            // Never so small that float32 finds another sign; exactly zero at some places.
+            let gradient = |i: usize| match i % 5 {
+                4 => 0.0,
+                _ => ((i * 7 + number as usize * 3) % 11) as f64 - 5.0,
+            };
+            let gradients = flat((0..size).map(|i| 4.0 * gradient(i)).collect());
+            let learning_rate = 0.01 / number as f64;
+            let (eps_mult, gradient_scale, shape) = (1.0, 0.25, &[size]);
+            let step = UpdateStep { learning_rate, weight_decay, eps_mult, number, gradient_scale, shape };
+            values = algorithm.update.update(values, gradients, &step);
+            for (i, (element, found)) in expected.iter_mut().zip(elements(&values)).enumerate() {
+                reference(element, gradient(i), number, [learning_rate, weight_decay]);
+                let pairs = element.states.iter().zip(found.states).chain([(&element.value, found.value)]);
+                for (expected, found) in pairs {
+                    let error = (found - expected).abs();
+                    assert!(error < 1e-5 * expected.abs().max(1.0), "step {number}, element {i}: {found} {expected}");
+                }
+            }
+        }
+    }
+}
+
 /// The settings of `[optimizer]` that are numbers or switches, each with a section in which only it
 /// differs from its default.
 fn changed_settings() -> Vec<(String, OptimizerConfig)> {
@@ -80,9 +131,9 @@ fn rules_declare_what_they_read_and_keep() {
             assert!(changed.iter().any(|(name, _)| name == setting), "{setting} is no number, switch or choice");
         }
         for state in rule.states {
-            assert_eq!(state.format.is_some(), rule.declared.keeps_formats, "{}: {}", rule.declared.name, state.name);
+            assert_eq!(state.format.is_some(), rule.declared.keeps_formats(), "{}: {}", rule.declared.name, state.name);
         }
-        assert_eq!(with_defaults(rule).update.low_precision().is_some(), rule.declared.keeps_formats);
+        assert_eq!(with_defaults(rule).update.low_precision().is_some(), rule.declared.keeps_formats());
         let names: BTreeSet<_> = rule.states.iter().map(|state| state.name).collect();
         assert_eq!(names.len(), rule.states.len(), "{}: names of states are unique", rule.declared.name);
         assert!(names.iter().all(|name| !name.contains('.') && *name != "master"), "{}: {names:?}", rule.declared.name);
@@ -116,7 +167,7 @@ static EXAMPLE: Rule = Rule {
         name: "example",
         settings: &["lr"],
         size: UpdateSize::LearningRate,
-        keeps_formats: false,
+        formats: optimizer_rules::KeptFormats::Declared,
         scalars: ScalarRule::Same,
     },
     states: &[
@@ -188,7 +239,13 @@ fn a_step_makes_the_updates_of_one_batch() {
         let mut chunks = vec![toy(2, dtype)];
         let counted = Counted::default();
         let algorithm = Algorithm { update: Arc::new(counted.clone()), ..adam() };
-        let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
+        let settings = OptimizerSettings {
+            algorithm,
+            clip_grad: 0.0,
+            skip_above: f64::INFINITY,
+            count_zeros: false,
+            offload: None,
+        };
         let distribution = Arc::new(Distribution::single(&chunks));
         let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
         let count = chunks[0].parameters().len();
@@ -241,7 +298,8 @@ fn states_start_and_are_saved_as_declared() {
     let mut before = std::collections::BTreeMap::new();
     chunks[0].visit_parameters(&mut |name, value| drop(before.insert(name.to_owned(), numbers(&value))));
     let algorithm = EXAMPLE.with(&OptimizerConfig { lr: Some(0.5), ..OptimizerConfig::default() });
-    let settings = OptimizerSettings { algorithm, clip_grad: 0.0, count_zeros: false, offload: None };
+    let settings =
+        OptimizerSettings { algorithm, clip_grad: 0.0, skip_above: f64::INFINITY, count_zeros: false, offload: None };
     let distribution = Arc::new(Distribution::single(&chunks));
     let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
     for _ in 0..3 {

@@ -300,7 +300,7 @@ fn build_training(
         gradients: GradientBuffer::new(settings::accumulation_dtype(config)),
         reducer: GradientReducer::new(distribution, settings::reduce_dtype(config), plain)
             .with_timers(timers)
-            .with_local_norms(config.ddp.check_for_nan_in_grad),
+            .with_local_norms(config.ddp.check_for_nan_in_grad || config.ddp.check_for_large_grads),
         scheduler,
         num_microbatches: NumMicrobatchesCalculator::new(settings::batch_size(config))?,
         loss_scaler: settings::loss_scaler(config)?,

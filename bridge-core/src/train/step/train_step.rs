@@ -179,6 +179,8 @@ fn learning(outcome: &StepOutcome, losses: &Losses, can_fall: bool) -> Learning 
     match outcome.success {
         _ if losses.values().any(is_not_finite) => Learning::Failed,
         true => Learning::Learned,
+        // The norm is above `optimizer.grad_norm_skip_threshold`.
+        false if outcome.grad_norm.is_finite() => Learning::Learned,
         false if can_fall => Learning::FindingScale,
         false => Learning::Failed,
     }
@@ -283,6 +285,7 @@ impl PassTotals {
             loss_sums: self.loss_sums,
             num_tokens: self.own_tokens,
             gradients: run.training.reducer.take_local_norms(),
+            loss_scale: run.training.loss_scaler.scale(),
         };
         run.subsystems.losses.validate(&run.groups, &run.outputs.reporter, &local)?;
         // The accuracy travels with the losses, so that it costs no message of its own.
@@ -474,13 +477,14 @@ fn optimizer_step(run: &mut TrainingRun, rates: &Rates, pass: &PassResult) -> Re
         scales,
     )?;
     drop(timer);
-    if !outcome.success && run.state.config.ddp.check_for_nan_in_grad {
+    if !outcome.grad_norm.is_finite() && run.state.config.ddp.check_for_nan_in_grad {
         return Err(StepError::GradientNotFinite {
             iteration: run.state.train_state.step + 1,
             norm: outcome.grad_norm,
         });
     }
-    run.training.loss_scaler.update(if outcome.success { GradientCheck::Finite } else { GradientCheck::Overflow });
+    let check = if outcome.grad_norm.is_finite() { GradientCheck::Finite } else { GradientCheck::Overflow };
+    run.training.loss_scaler.update(check);
     Ok(outcome)
 }
 
@@ -509,7 +513,10 @@ mod tests {
 
     #[test]
     fn a_scale_that_can_fall_excuses_gradients_and_nothing_else_does() {
-        let outcome = |success| StepOutcome { success, grad_norm: 1.0, num_zeros: None };
+        let outcome = |success: bool| {
+            let grad_norm = if success { 1.0 } else { f64::INFINITY };
+            StepOutcome { success, grad_norm, num_zeros: None }
+        };
         let losses = |numerator, denominator| Losses::from([(LM_LOSS.to_owned(), Ratio { numerator, denominator })]);
         for (success, loss, can_fall, expected) in [
             (true, losses(4.0, 2.0), false, Learning::Learned),
@@ -523,5 +530,7 @@ mod tests {
         ] {
             assert_eq!(learning(&outcome(success), &loss, can_fall), expected, "{success} {loss:?} {can_fall}");
         }
+        let above_limit = StepOutcome { success: false, grad_norm: 9.0, num_zeros: None };
+        assert_eq!(learning(&above_limit, &losses(4.0, 2.0), false), Learning::Learned);
     }
 }

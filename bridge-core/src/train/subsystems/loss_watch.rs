@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use crate::config::{RerunMode, RunConfig};
 use crate::optim::GradientPart;
 use crate::resilience::rerun::{
-    CheckDifferences, ExitDecision, Finding, NextPass, RankLocation, RerunCheckpoint, RerunStateMachine, Severity,
-    UnexpectedResult, Validation,
+    CheckDifferences, ExitDecision, Finding, NextPass, RankLocation, RerunCheckpoint, RerunStateMachine,
+    UnexpectedResult,
 };
 use crate::resilience::{LossChecks, SpikyLossDetector};
 use crate::train::ranks::agreement;
@@ -41,11 +41,9 @@ pub(in crate::train) struct LocalResults {
     pub num_tokens: Vec<f64>,
     /// Norms of the rank's gradients, if they are checked.
     pub gradients: Vec<(GradientPart, f64)>,
+    /// Factor of these norms.
+    pub loss_scale: f64,
 }
-
-/// Largest relative difference at which two norms of gradients count as the same: not all devices
-/// add up in one order.
-const GRADIENT_TOLERANCE: f64 = 1e-3;
 
 /// Findings of one rank among its losses of a pass.
 #[derive(Clone, Serialize, Deserialize)]
@@ -93,7 +91,7 @@ impl LossWatch {
         let has_losses = pipeline.rank() + 1 == pipeline.size() && tensor.rank() == 0;
         let mut findings = Vec::new();
         let outcome = if has_losses { self.validate_losses(local, &mut findings) } else { Ok(()) };
-        let outcome = outcome.and_then(|()| self.validate_gradients(&local.gradients, &mut findings));
+        let outcome = outcome.and_then(|()| self.validate_gradients(local, &mut findings));
         let notes: Vec<String> = findings.iter().map(Finding::to_string).collect();
         let world = groups.world();
         if world.size() == 1 {
@@ -120,23 +118,10 @@ impl LossWatch {
         Ok(())
     }
 
-    fn validate_gradients(
-        &mut self,
-        norms: &[(GradientPart, f64)],
-        findings: &mut Vec<Finding>,
-    ) -> Result<(), SubsystemError> {
-        for (part, norm) in norms {
-            for (rejected, what) in [(norm.is_nan(), "NaN"), (norm.is_infinite(), "Inf")] {
-                let message = format!("found {what} in local gradient norm of {part}, before ranks add up");
-                let found = self.rerun.validate_result(Validation {
-                    result: *norm,
-                    rejected,
-                    message: &message,
-                    tolerance: GRADIENT_TOLERANCE,
-                    severity: Severity::Fatal,
-                });
-                findings.extend(found.map_err(|result| unexpected(result, "ddp.check_for_nan_in_grad"))?);
-            }
+    fn validate_gradients(&mut self, local: &LocalResults, findings: &mut Vec<Finding>) -> Result<(), SubsystemError> {
+        for (part, norm) in &local.gradients {
+            let found = self.checks.validate_grad_norm(&mut self.rerun, part, *norm, local.loss_scale);
+            findings.extend(found.map_err(|result| unexpected(result, "ddp.check_for_nan_in_grad"))?);
         }
         Ok(())
     }
@@ -227,8 +212,11 @@ struct AllRanks {
 }
 
 fn together(states: &[RankState], checks: &LossChecks) -> LossChecks {
-    let detectors = states.iter().filter_map(|state| state.loss_checks.spiky_loss.as_ref());
-    LossChecks { spiky_loss: SpikyLossDetector::together(detectors), ..checks.clone() }
+    let detectors = |of: fn(&LossChecks) -> &Option<SpikyLossDetector>| {
+        SpikyLossDetector::together(states.iter().filter_map(move |state| of(&state.loss_checks).as_ref()))
+    };
+    let (spiky_loss, large_grads) = (detectors(|checks| &checks.spiky_loss), detectors(|checks| &checks.large_grads));
+    LossChecks { spiky_loss, large_grads, ..checks.clone() }
 }
 
 impl Subsystem for LossWatch {
@@ -308,8 +296,12 @@ impl Subsystem for LossWatch {
             ),
             _ => {}
         }
-        if let (Some(mine), Some(saved)) = (&mut self.checks.spiky_loss, checks.and_then(|checks| checks.spiky_loss)) {
-            *mine = mine.after(&saved);
+        if let Some(saved) = checks {
+            let pairs =
+                [(&mut self.checks.spiky_loss, saved.spiky_loss), (&mut self.checks.large_grads, saved.large_grads)];
+            for (mine, saved) in pairs {
+                *mine = mine.map(|mine| saved.map_or(mine, |saved| mine.after(&saved)));
+            }
         }
         if let Some(state) = rerun {
             self.rerun.load_checkpoint(state)?;

@@ -6,10 +6,11 @@ use rayon::prelude::*;
 use super::super::formats::{MIDWAY, is_rounded_up, join, join_rounded_up, narrow_bf16, widen_bf16};
 use super::super::steps::AdamWConstants;
 use super::CHUNK;
+use super::blocks::{BlockSlice, BlockSliceMut};
 use crate::cpu::simd::vectorised;
 use crate::cpu::small::{E4M3, Half, decode, encode};
 
-/// Elements that are widened at once.
+/// Elements that are widened at once: a multiple of the elements that share a scale.
 const BLOCK: usize = 512;
 
 /// Elements of any format, to be read.
@@ -21,6 +22,7 @@ pub enum Source<'a> {
     Float16(&'a [u16], f32),
     /// With their scale.
     Float8(&'a [u8], f32),
+    Blocks(BlockSlice<'a>),
 }
 
 impl<'a> Source<'a> {
@@ -30,6 +32,7 @@ impl<'a> Source<'a> {
             Self::BFloat16(x) => Self::BFloat16(&x[start..start + len]),
             Self::Float16(x, scale) => Self::Float16(&x[start..start + len], scale),
             Self::Float8(x, scale) => Self::Float8(&x[start..start + len], scale),
+            Self::Blocks(blocks) => Self::Blocks(blocks.part(start, len)),
         }
     }
 
@@ -67,6 +70,7 @@ impl<'a> Source<'a> {
                     *to = decode::<E4M3>(u32::from(*x)) * scale;
                 }
             }
+            Self::Blocks(BlockSlice { code, codes, scales, .. }) => code.widen(codes, scales, to),
         }
     }
 }
@@ -79,6 +83,7 @@ pub enum Place<'a> {
     Float16(&'a mut [u16], [f32; 2]),
     /// With the scale that they have and the one that they get.
     Float8(&'a mut [u8], [f32; 2]),
+    Blocks(BlockSliceMut<'a>),
 }
 
 impl<'a> Place<'a> {
@@ -89,6 +94,7 @@ impl<'a> Place<'a> {
             Self::BFloat16(x) => x.chunks_mut(len).map(Self::BFloat16).collect(),
             Self::Float16(x, scales) => x.chunks_mut(len).map(|x| Self::Float16(x, scales)).collect(),
             Self::Float8(x, scales) => x.chunks_mut(len).map(|x| Self::Float8(x, scales)).collect(),
+            Self::Blocks(blocks) => blocks.parts(len).map(Self::Blocks).collect(),
         }
     }
 
@@ -98,6 +104,7 @@ impl<'a> Place<'a> {
             Self::BFloat16(x) => Source::BFloat16(x),
             Self::Float16(x, [scale, _]) => Source::Float16(x, *scale),
             Self::Float8(x, [scale, _]) => Source::Float8(x, *scale),
+            Self::Blocks(blocks) => Source::Blocks(blocks.as_slice()),
         }
     }
 
@@ -142,6 +149,7 @@ impl<'a> Place<'a> {
                     *x = encode::<E4M3>(from / *scale) as u8;
                 }
             }
+            Self::Blocks(blocks) => blocks.narrow(start, from),
         }
     }
 }
@@ -332,7 +340,7 @@ impl Look<'_> {
 
 /// The largest magnitude.
 #[inline(always)]
-fn largest_of(values: &[f32]) -> f32 {
+pub(super) fn largest_of(values: &[f32]) -> f32 {
     const LANES: usize = 32;
     let mut lanes = [0.0_f32; LANES];
     let (blocks, rest) = values.as_chunks::<LANES>();
@@ -351,6 +359,7 @@ impl Source<'_> {
             Self::Float32(x) => x.len(),
             Self::BFloat16(x) | Self::Float16(x, _) => x.len(),
             Self::Float8(x, _) => x.len(),
+            Self::Blocks(blocks) => blocks.len,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Optimizer updates in one pass over memory, and reductions whose result does not depend on the
 //! number of threads.
 
+pub mod blocks;
 pub mod low_precision;
 
 use rayon::prelude::*;

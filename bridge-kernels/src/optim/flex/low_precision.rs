@@ -12,7 +12,7 @@ use half::{bf16, f16};
 use super::super::cpu::low_precision::{self as kernel, Place, Source, Weights, WeightsSource};
 use super::super::low_precision::{LowPrecisionAdamW, LowPrecisionFormats};
 use super::super::steps::AdamWConstants;
-use super::super::stored::{Master, MasterFormat, Remainders, Stored};
+use super::super::stored::{Blocks, Master, MasterFormat, Remainders, Stored};
 
 /// The Flex tensor of `x` with contiguous elements, for any dtype; `None` unless it is on Flex.
 fn primitive(x: &Tensor<1>) -> Option<FloatTensor<Flex>> {
@@ -60,6 +60,7 @@ enum Elements {
     BFloat16(Vec<bf16>),
     Float16(Vec<f16>, [f32; 2]),
     Float8(Arc<Vec<u8>>, [f32; 2]),
+    Blocks(Blocks),
 }
 
 impl Elements {
@@ -70,6 +71,7 @@ impl Elements {
             Stored::Plain(values) => Self::BFloat16(take(values)),
             Stored::Scaled { values, scale } => Self::Float16(take(values), [scale, next]),
             Stored::Codes { codes, scale } => Self::Float8(codes, [scale, next]),
+            Stored::Blocks(blocks) => Self::Blocks(blocks),
         }
     }
 
@@ -79,6 +81,7 @@ impl Elements {
             Self::BFloat16(x) => Place::BFloat16(x.reinterpret_cast_mut()),
             Self::Float16(x, scales) => Place::Float16(x.reinterpret_cast_mut(), *scales),
             Self::Float8(x, scales) => Place::Float8(Arc::<Vec<u8>>::make_mut(x).as_mut_slice(), *scales),
+            Self::Blocks(blocks) => Place::Blocks(blocks.as_mut_slice()),
         }
     }
 
@@ -88,6 +91,7 @@ impl Elements {
             Self::BFloat16(x) => Stored::Plain(owned(x)),
             Self::Float16(x, [_, scale]) => Stored::Scaled { values: owned(x), scale },
             Self::Float8(codes, [_, scale]) => Stored::Codes { codes, scale },
+            Self::Blocks(blocks) => Stored::Blocks(blocks),
         }
     }
 
@@ -104,7 +108,7 @@ impl Elements {
             Self::Float16(x, _) => owned(x),
             Self::BFloat16(x) => owned(x),
             Self::Float32(x) => owned(x),
-            Self::Float8(..) => unreachable!("parameters are not codes"),
+            Self::Float8(..) | Self::Blocks(_) => unreachable!("parameters are not codes"),
         }
     }
 }
@@ -178,6 +182,7 @@ fn source_of(x: &FloatTensor<Flex>) -> Option<Source<'_>> {
 enum Read<'a> {
     Tensor(FloatTensor<Flex>, f32),
     Codes(&'a [u8], f32),
+    Blocks(&'a Blocks),
 }
 
 impl<'a> Read<'a> {
@@ -186,6 +191,7 @@ impl<'a> Read<'a> {
             Stored::Plain(values) => Some(Self::Tensor(primitive(values)?, 1.0)),
             Stored::Scaled { values, scale } => Some(Self::Tensor(primitive(values)?, *scale)),
             Stored::Codes { codes, scale } => Some(Self::Codes(codes, *scale)),
+            Stored::Blocks(blocks) => Some(Self::Blocks(blocks)),
         }
     }
 
@@ -196,6 +202,7 @@ impl<'a> Read<'a> {
                 source => Some(source),
             },
             Self::Codes(codes, scale) => Some(Source::Float8(codes, *scale)),
+            Self::Blocks(blocks) => Some(Source::Blocks(blocks.as_slice())),
         }
     }
 }

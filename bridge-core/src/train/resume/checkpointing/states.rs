@@ -1,6 +1,6 @@
 //! States of the optimizer in checkpoints: elements in the dtype in which they are kept (codes of 8
-//! bits as `U8`), a scale beside them where they have one, and masters in float32, whatever their
-//! storage format.
+//! bits as `U8`), with the scale of the tensor where there is one. Masters and states by blocks are
+//! saved in float32, so that other layouts and optimizers can read them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -73,11 +73,16 @@ impl Place<'_> {
     }
 
     fn stored(&self, stored: &Stored) -> Result<Vec<ShardTensor>, CheckpointError> {
+        if let Stored::Blocks(blocks) = stored {
+            let blocks = blocks.clone();
+            return Ok(self.streamed(Arc::new(move |range| blocks.widen(range))));
+        }
         let held = self.saved.start - self.range.start..self.saved.end - self.range.start;
         let part = stored.part(&held);
         let elements = match &part {
             Stored::Plain(values) | Stored::Scaled { values, .. } => host(values.clone())?,
             Stored::Codes { codes, .. } => HostTensor::from_owner(DType::U8, [codes.len()], Codes(Arc::clone(codes)))?,
+            Stored::Blocks(_) => unreachable!("they are streamed"),
         };
         let mut tensors = ShardTensor::of_local(&self.name(""), &self.shard, self.saved.clone(), &elements)?;
         // The scale belongs to the whole parameter. The rank that saves the first element saves the
@@ -91,22 +96,30 @@ impl Place<'_> {
         Ok(tensors)
     }
 
-    /// The master in float32, which is made while it is written.
     fn master(&self, remainders: &Remainders, parameter: &Tensor<1>) -> Vec<ShardTensor> {
-        let high = Arc::new(halves(parameter.clone()));
+        let (high, remainders) = (halves(parameter.clone()), remainders.clone());
+        self.streamed(Arc::new(move |range| remainders.join(&high, range)))
+    }
+
+    /// Float32 values that are made while they are written, from `values` of ranges of this rank's
+    /// elements.
+    fn streamed(&self, values: Arc<Values>) -> Vec<ShardTensor> {
         let tensor = |piece: Piece| {
             let runs = self.shard.runs(&piece).map(|run| {
                 let start = run.source - self.range.start;
                 start..start + run.len
             });
-            let (high, remainders, shape) = (Arc::clone(&high), remainders.clone(), piece.global.extent);
-            let source = Content::Stream(Arc::new(Masters { shape, runs: runs.collect(), high, remainders }));
+            let (values, shape) = (Arc::clone(&values), piece.global.extent);
+            let source = Content::Stream(Arc::new(Streamed { shape, runs: runs.collect(), values }));
             let global_shape = self.shard.global_shape();
             ShardTensor { name: self.name(""), global_shape, offset: piece.global.offset, source }
         };
         self.shard.pieces(&self.saved).into_iter().map(tensor).collect()
     }
 }
+
+/// Computes the values of a range of elements.
+type Values = dyn Fn(Range<usize>) -> Vec<f32> + Send + Sync;
 
 struct Codes(Arc<Vec<u8>>);
 
@@ -116,16 +129,15 @@ impl AsRef<[u8]> for Codes {
     }
 }
 
-/// A rectangle of float32 masters, from their halves.
-struct Masters {
+/// A rectangle of float32 values.
+struct Streamed {
     shape: Vec<usize>,
     /// Ranges of elements of the rank's shard, in order.
     runs: Vec<Range<usize>>,
-    high: Arc<Vec<u16>>,
-    remainders: Remainders,
+    values: Arc<Values>,
 }
 
-impl TensorStream for Masters {
+impl TensorStream for Streamed {
     fn dtype(&self) -> DType {
         DType::F32
     }
@@ -137,7 +149,7 @@ impl TensorStream for Masters {
     fn write(&self, write: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), CheckpointError> {
         for run in &self.runs {
             for start in run.clone().step_by(BLOCK) {
-                let values = self.remainders.join(&self.high, start..run.end.min(start + BLOCK));
+                let values = (self.values)(start..run.end.min(start + BLOCK));
                 write(bytemuck::cast_slice(&values))?;
             }
         }
