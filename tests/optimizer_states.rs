@@ -6,9 +6,9 @@ use std::path::Path;
 
 use bridge_core::checkpoint::{
     Checkpoint, CheckpointStore, CheckpointWriter, DType, LoadRequest, Resolution, RunFiles, SaveOptions, ShardTensor,
-    Snapshot, TensorGroup,
+    Snapshot, TensorGroup, Verification,
 };
-use bridge_tests::{bridge, copy, losses, losses_of, run_in};
+use bridge_tests::{bridge, copy, losses, losses_of, program, run_in};
 
 const AWARE: &str = "optimizer.use_precision_aware_optimizer=true";
 const SAVE: &str = "checkpoint.save=checkpoints";
@@ -105,6 +105,66 @@ fn states_by_blocks_are_resumed_to_the_bit_and_go_on_at_other_layouts() {
             }
         }
     }
+}
+
+/// Averages are those of the saved weights of each step, on any layout, and go on after a resume;
+/// evaluations use them, and exports write them.
+#[test]
+fn averages_of_weights_are_saved_evaluated_and_exported() {
+    let four = ["train.train_iters=4", "checkpoint.save_interval=1", "validation.eval_interval=2", SAVE];
+    for layout in [ONE, DISTRIBUTED, FULL] {
+        let (folder, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let arguments = [&["optimizer.ema_decay=0.75"], &four[..], layout].concat();
+        run_in(folder.path(), &arguments);
+        let store = CheckpointStore::open(folder.path().join("checkpoints")).unwrap();
+        let at = |step| store.open_iteration(step, Verification::Sizes).unwrap();
+        let floats = |checkpoint: &Checkpoint, name: &str| -> Vec<f64> {
+            let rows = 0..checkpoint.tensor(name).unwrap().shape[0];
+            checkpoint.load_float_rows(name, rows).unwrap().into_iter().map(f64::from).collect()
+        };
+        let last = at(4);
+        for name in last.names_in("model") {
+            let mut average = floats(&at(1), name);
+            for step in 2..=4 {
+                let weights = floats(&at(step), name);
+                average.iter_mut().zip(weights).for_each(|(average, weight)| *average += 0.25 * (weight - *average));
+            }
+            for (found, expected) in floats(&last, &format!("optimizer.average.{name}")).iter().zip(&average) {
+                assert!((found - expected).abs() < 1e-6, "{name} at {layout:?}: {found}, expected {expected}");
+            }
+        }
+        run_in(half.path(), &[&arguments[..], &["train.exit_interval=2"]].concat());
+        run_in(half.path(), &arguments);
+        let roots = [&folder, &half].map(|folder| tensors(&folder.path().join("checkpoints")));
+        assert!(roots[0] == roots[1], "{layout:?}: checkpoints differ after a resume");
+    }
+    let with = |more: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        run_in(folder.path(), &[&four[..], more].concat());
+        (losses_of(folder.path(), "train"), losses_of(folder.path(), "valid"), folder)
+    };
+    let (plain, newest_only, averaged) =
+        (with(&[]), with(&["optimizer.ema_decay=0"]), with(&["optimizer.ema_decay=0.75"]));
+    assert!(plain.0 == newest_only.0 && plain.0 == averaged.0, "averages change no step");
+    assert_eq!(plain.1, newest_only.1);
+    assert!(plain.1 != averaged.1 && !plain.1.is_empty(), "evaluations use averages");
+    let commands = |folder: &Path| {
+        let folder = folder.to_owned();
+        move |arguments: &[&str]| {
+            std::process::Command::new(program()).args(arguments).current_dir(&folder).output().expect("bridge starts")
+        }
+    };
+    let run = commands(averaged.2.path());
+    assert!(run(&["convert", "export", "checkpoints", "exported", "--ema"]).status.success());
+    assert!(run(&["convert", "import", "exported", "imported"]).status.success());
+    let (imported, saved) =
+        (tensors(&averaged.2.path().join("imported")), tensors(&averaged.2.path().join("checkpoints")));
+    for (name, bytes) in &imported {
+        assert!(saved[&format!("optimizer.average.{name}")] == *bytes, "{name}");
+    }
+    let refused = commands(plain.2.path())(&["convert", "export", "checkpoints", "exported", "--ema"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("optimizer.ema_decay"));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use bridge_core::checkpoint::{
 use bridge_core::config::{Format, RawConfig};
 use bridge_core::logging::terminal::complain;
 use bridge_core::model::{BuildContext, ModelChunk, Parallel, Stage};
+use bridge_core::optim::AVERAGE;
 use bridge_core::train::{AdapterBase, load_adapted, load_parameters, open_base};
 use bridge_data::chat::ChatTemplate;
 use bridge_data::tokenizer::{HuggingFaceTokenizer, NullTokenizer, Tokenizer};
@@ -154,6 +155,15 @@ pub fn find(name: &Path) -> Result<Found, Failure> {
     let config = decoder_config(&checkpoint)?;
     check_tensors(&checkpoint, &config)?;
     Ok(Found::Checkpoint(Box::new(checkpoint), Box::new(config)))
+}
+
+/// A checkpoint with the moving averages of its weights (`optimizer.ema_decay`).
+pub fn with_averages(mut checkpoint: Checkpoint) -> Result<Checkpoint, Failure> {
+    if checkpoint.replace_by(&format!("optimizer.{AVERAGE}.")) {
+        return Ok(checkpoint);
+    }
+    let path = checkpoint.path().display();
+    Err(Failure::input(format!("--ema: {path} has no averages of weights, which optimizer.ema_decay keeps")))
 }
 
 /// True if there is a Hugging Face folder or a GGUF file.
@@ -338,14 +348,15 @@ fn checkpoints_of(folder: &Path) -> PathBuf {
     if inner.is_dir() && !is_model.iter().any(|name| folder.join(name).is_file()) { inner } else { folder.to_owned() }
 }
 
-/// Opens the newest checkpoint of a folder, or the one at `path`.
+/// Opens the newest checkpoint of a folder, or the one at `path`, with the weights by which its run
+/// evaluated the model.
 pub fn open_checkpoint(path: &Path) -> Result<Checkpoint, Failure> {
     match CheckpointStore::open(path).and_then(|s| s.resolve(&LoadRequest::default())).map_err(name_a_folder)? {
         Resolution::Found(found) => {
             if !found.report.is_empty() {
                 complain(&found.report.to_string());
             }
-            Ok(found.checkpoint)
+            found.checkpoint.with_evaluated_weights().map_err(Failure::input)
         }
         Resolution::NothingFound { searched } => {
             Err(Failure::input(format!("{}: {}", searched.display(), why_nothing_is_in(&searched))))

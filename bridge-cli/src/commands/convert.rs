@@ -25,7 +25,7 @@ use super::model_card::{self, Exported};
 use crate::failure::Failure;
 use crate::foreign::open_foreign;
 use crate::generation_settings::{eos_tokens, with_stop_tokens};
-use crate::model_source::{Adapted, Found, check_recipe, find, recipe};
+use crate::model_source::{Adapted, Found, check_recipe, find, recipe, with_averages};
 use crate::overwrite::Force;
 use crate::speech::Speech;
 
@@ -121,6 +121,9 @@ pub enum Command {
         /// Face folder that it was trained on.
         #[arg(long)]
         base: Option<String>,
+        /// Write the moving averages of the weights (`optimizer.ema_decay`) instead of the weights.
+        #[arg(long)]
+        ema: bool,
         #[command(flatten)]
         force: Force,
     },
@@ -147,10 +150,11 @@ fn export(
     dtype: Dtype,
     max_shard_size: usize,
     base: Option<&str>,
+    ema: bool,
     force: Force,
     speech: &Speech,
 ) -> Result<u8, Failure> {
-    if let Some(adapted) = Adapted::find(source)? {
+    if let Some(mut adapted) = Adapted::find(source)? {
         if is_gguf(output) {
             return Err(Failure::input(format!(
                 "{0}: an adapter alone: merge it first, by `bridge convert merge {0} MERGED`",
@@ -163,17 +167,32 @@ fn export(
                 source.display()
             )));
         }
+        if ema {
+            adapted.checkpoint = with_averages(adapted.checkpoint)?;
+        }
         return adapters::export(&adapted, output, base, force, speech);
     }
     if base.is_some() {
         return Err(Failure::input(format!("--base: {} is a whole model, not an adapter on a base", source.display())));
     }
-    if is_gguf(output) {
-        force.over((output.exists() && !is_exported_gguf(output)).then(|| output.to_owned()))?;
-        return export_gguf(source, output, dtype, speech);
+    let is_file = is_gguf(output);
+    force.over(match is_file {
+        true => (output.exists() && !is_exported_gguf(output)).then(|| output.to_owned()),
+        false => not_exported(output),
+    })?;
+    let found = match find(source)? {
+        Found::Checkpoint(checkpoint, config) if ema => {
+            Found::Checkpoint(Box::new(with_averages(*checkpoint)?), config)
+        }
+        Found::HuggingFace(_) if ema => {
+            return Err(Failure::input(format!("--ema: {} is no checkpoint of a run", source.display())));
+        }
+        found => found,
+    };
+    match is_file {
+        true => export_gguf(&found, output, dtype, speech),
+        false => export_folder(&found, output, dtype, max_shard_size, speech),
     }
-    force.over(not_exported(output))?;
-    export_folder(source, output, dtype, max_shard_size, speech)
 }
 
 /// Runs the command.
@@ -209,9 +228,9 @@ pub fn run(command: &Command, speech: &Speech) -> Result<u8, Failure> {
             wrote(&path, num_parameters, speech);
             Ok(0)
         }
-        Command::Export { checkpoint, output, dtype, max_shard_size, base, force } => {
+        Command::Export { checkpoint, output, dtype, max_shard_size, base, ema, force } => {
             force.outside(checkpoint, output)?;
-            export(checkpoint, output, *dtype, *max_shard_size, base.as_deref(), *force, speech)
+            export(checkpoint, output, *dtype, *max_shard_size, base.as_deref(), *ema, *force, speech)
         }
         Command::Merge { adapter, output, force } => {
             force.outside(adapter, output)?;
@@ -309,22 +328,21 @@ fn is_gguf(path: &Path) -> bool {
 }
 
 fn export_folder(
-    source: &Path,
+    found: &Found,
     output: &Path,
     dtype: Dtype,
     max_shard_bytes: usize,
     speech: &Speech,
 ) -> Result<u8, Failure> {
-    let found = find(source)?;
     let (config, besides) = (found.config(), found.companions()?);
-    let checkpoint = match &found {
+    let checkpoint = match found {
         Found::HuggingFace(_) => None,
         Found::Checkpoint(checkpoint, _) => Some(checkpoint),
     };
-    let (family, original) = family_of(&found)?;
-    let carried = carried_by(&found)?;
+    let (family, original) = family_of(found)?;
+    let carried = carried_by(found)?;
     let num_parameters = config.num_parameters() as u64;
-    let mut files = companions(&found)?;
+    let mut files = companions(found)?;
     if let Some(checkpoint) = checkpoint {
         let card = model_card::render(checkpoint, family.model_type(), Exported::Model(num_parameters))?;
         files.insert("README.md".to_owned(), card.into_bytes());
@@ -351,9 +369,9 @@ fn export_folder(
         companions: files,
     };
     let mut exporter = Exporter::new(output, family, config, &options).map_err(Failure::input)?;
-    for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
+    for_each_parameter(found, &mut |name, shape, read| exporter.stream(name, shape, read));
     for CarriedTensor { name, .. } in options.carried.iter().flat_map(|carried| &carried.tensors) {
-        match &found {
+        match found {
             Found::HuggingFace(model) => exporter.carry(name, model.carried_bytes(name).map_err(Failure::input)?),
             Found::Checkpoint(checkpoint, _) => {
                 exporter.carry(name, checkpoint.load_tensor(name).map_err(Failure::input)?.bytes());
@@ -402,14 +420,13 @@ fn origin(original: Option<Map<String, Value>>, config: &DecoderConfig) -> Resul
     Ok((families::find(config, model_type).map_err(Failure::input)?, original))
 }
 
-fn export_gguf(source: &Path, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {
+fn export_gguf(found: &Found, output: &Path, dtype: Dtype, speech: &Speech) -> Result<u8, Failure> {
     let dtype = dtype.in_gguf()?;
-    let found = find(source)?;
-    let files = companions(&found)?;
+    let files = companions(found)?;
     let config = found.config();
-    let (family, _) = family_of(&found)?;
+    let (family, _) = family_of(found)?;
     let mut exporter = GgufExporter::new(output, family, config, dtype, &files).map_err(Failure::input)?;
-    for_each_parameter(&found, &mut |name, shape, read| exporter.stream(name, shape, read));
+    for_each_parameter(found, &mut |name, shape, read| exporter.stream(name, shape, read));
     exporter.finish().map_err(Failure::input)?;
     wrote(output, config.num_parameters() as u64, speech);
     Ok(0)

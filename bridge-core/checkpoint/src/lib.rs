@@ -98,7 +98,7 @@ pub use names::{
 };
 pub use pieces::{LocalCheckpointWriter, Replication};
 pub use progress::{ProgressFn, SaveProgress};
-pub use reader::Checkpoint;
+pub use reader::{Checkpoint, EVALUATED_WEIGHTS};
 pub use resolve::{LoadReport, LoadRequest, Notice, Resolution, Resolved};
 pub use retention::RetentionPolicy;
 pub use shard::{WrittenShard, WrittenTensor};

@@ -42,6 +42,10 @@ pub struct Checkpoint {
     slices: BTreeMap<String, Vec<StoredSlice>>,
 }
 
+/// Key in a train state's `extra`: the prefix of the tensors by which the run evaluated the model
+/// ([`Checkpoint::replace_by`]), if these are not its weights.
+pub const EVALUATED_WEIGHTS: &str = "evaluated_weights";
+
 impl Checkpoint {
     pub(super) fn new(
         path: PathBuf,
@@ -56,6 +60,36 @@ impl Checkpoint {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Puts tensors named `PREFIX.NAME` in the place of those named `NAME`; false if there are no
+    /// such tensors.
+    pub fn replace_by(&mut self, prefix: &str) -> bool {
+        let names = self.names().filter_map(|name| Some((name.to_owned(), name.strip_prefix(prefix)?.to_owned())));
+        let names: Vec<(String, String)> = names.collect();
+        for (from, to) in &names {
+            let (record, slices) = (self.metadata.tensors.remove(from), self.slices.remove(from));
+            let (Some(mut record), Some(slices)) = (record, slices) else { continue };
+            if let Some(replaced) = self.metadata.tensors.get(to) {
+                record.group.clone_from(&replaced.group);
+            }
+            self.metadata.tensors.insert(to.clone(), record);
+            self.slices.insert(to.clone(), slices);
+        }
+        !names.is_empty()
+    }
+
+    /// The checkpoint with the weights by which its run evaluated the model, if those are averages
+    /// ([`EVALUATED_WEIGHTS`]).
+    ///
+    /// # Errors
+    /// If the train state cannot be read.
+    pub fn with_evaluated_weights(mut self) -> Result<Self, CheckpointError> {
+        let state = self.train_state()?;
+        if let Some(prefix) = state.extra.get(EVALUATED_WEIGHTS).and_then(|prefix| prefix.as_str()) {
+            self.replace_by(prefix);
+        }
+        Ok(self)
     }
 
     /// The step that was saved.

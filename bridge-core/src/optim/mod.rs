@@ -6,12 +6,14 @@
 //! and counting of parameters, `sharing` the ranks that hold the same values, `reducer` the sums of
 //! gradients during backward, `sharded` the gathering of parameters, `packing` buckets on a device,
 //! `cast_gather` weights as codes of 8 bits, `whole` parameters that one rank updates whole;
-//! `frozen` reads and writes parameters that are not trained. `slot` has the state of a parameter, `scales` the scales that ranks agree on, `offload`
-//! state in host memory of parameters on a GPU.
+//! `frozen` reads and writes parameters that are not trained. `slot` has the state of a parameter,
+//! `averages` averages of weights, `scales` the scales that ranks agree on, `offload` state in host
+//! memory of parameters on a GPU.
 //!
 //! The fused arithmetic of updates is in bridge-kernels; which learning rate and decay hold at a
 //! step is in [`crate::schedule`].
 
+mod averages;
 mod bucket;
 mod cast_gather;
 mod distribution;
@@ -39,6 +41,7 @@ mod tests;
 mod update_times;
 mod whole;
 
+pub use averages::AVERAGE;
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
     bucket_sizes, buckets, code_len, owned_range, padded_part, padded_part_of,

@@ -33,6 +33,7 @@ fn optimizer(algorithm: &Algorithm, chunks: &[Box<dyn ModelChunk>], offload: Opt
         algorithm: algorithm.clone(),
         clip_grad: 1.0,
         skip_above: f64::INFINITY,
+        ema_decay: None,
         count_zeros: false,
         offload,
     };

@@ -9,6 +9,7 @@ use bridge_dist::comm::CommError;
 use bridge_kernels::optim::{Master, SquareSums, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
+use super::averages::Averages;
 use super::flat::part;
 use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
@@ -33,6 +34,8 @@ pub struct OptimizerSettings {
     pub clip_grad: f64,
     /// Global gradient norm above which the update is skipped.
     pub skip_above: f64,
+    /// Decay of exponential moving averages of the weights, if they are kept.
+    pub ema_decay: Option<f64>,
     /// True if zero gradient entries are counted.
     pub count_zeros: bool,
     /// States in host memory if parameters are on another device; `None` keeps all states beside
@@ -115,6 +118,7 @@ pub struct Optimizer {
     algorithms: Vec<Algorithm>,
     pub(super) trained: BTreeMap<String, TrainedParameter>,
     pub(super) slots: BTreeMap<String, Slot>,
+    pub(super) averages: Averages,
     pub(super) offload: Offload,
     pub(super) distribution: Arc<Distribution>,
     pub(super) parameters: ShardedParameters,
@@ -132,7 +136,7 @@ pub struct Optimizer {
 }
 
 /// Callback that inspects parameters.
-type ParameterVisitor<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
+pub(super) type ParameterVisitor<'a> = dyn FnMut(&str, &Tensor<1>) + 'a;
 
 impl Optimizer {
     /// An optimizer for the trainable parameters of `chunks`, with fresh state.
@@ -201,6 +205,7 @@ impl Optimizer {
             algorithms,
             trained,
             slots: BTreeMap::new(),
+            averages: Averages::default(),
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
             distribution,
             step: 0,
@@ -314,6 +319,7 @@ impl Optimizer {
                 updated.insert(name, value);
             }
             self.finish_batch();
+            self.average(|f| updated.iter().for_each(|(name, value)| f(name, value)));
             timer.stop(std::mem::take(&mut self.copies));
             let _timer = phase("params-all-gather");
             self.parameters.set_owned(chunks, updated)?;
@@ -328,13 +334,16 @@ impl Optimizer {
             let timer = UpdateTimer::start(&timers);
             self.update_whole(gradients, &steps, &mut visit)?;
             let mut transfers = self.start_host_transfers(gradients, &mut visit);
-            for chunk in chunks {
+            for chunk in chunks.iter_mut() {
                 chunk.update_parameters(&mut |name, value| match self.trained.contains_key(name) {
                     true => self.update(name, value, &mut *gradients, &mut transfers, &steps).into(),
                     false => Replacement::Kept,
                 });
             }
             self.finish_batch();
+            self.average(|f| {
+                chunks.iter().for_each(|chunk| chunk.visit_wanted(&|_| true, &mut |name, value| f(name, &value)));
+            });
             timer.stop(std::mem::take(&mut self.copies));
         }
         gradients.clear();
@@ -591,12 +600,12 @@ impl Optimizer {
 
     /// Bytes of the state that is on this rank.
     pub fn state_bytes(&self) -> u64 {
-        self.slots.values().map(Slot::bytes).sum()
+        self.slots.values().map(Slot::bytes).sum::<u64>() + self.averages.bytes().0
     }
 
     /// Bytes of the state that is in the memory of this process.
     pub fn host_state_bytes(&self) -> u64 {
-        self.slots.values().map(Slot::host_bytes).sum()
+        self.slots.values().map(Slot::host_bytes).sum::<u64>() + self.averages.bytes().1
     }
 
     /// Trained elements of this rank whose states are in host memory by choice.

@@ -7,6 +7,7 @@ use bridge_kernels::optim::{Master, MasterFormat, Remainders, Stored};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::Optimizer;
+use super::averages::AVERAGE;
 use super::flat::part;
 use super::offload::{host, stored_in_host};
 use super::slot::Slot;
@@ -78,6 +79,11 @@ impl Optimizer {
                 state.tensors.insert(key, stored.clone());
             }
         }
+        for (name, average) in &self.averages.0 {
+            let key = format!("{AVERAGE}.{name}");
+            state.ranges.extend(self.distribution.state_range(name).map(|range| (key.clone(), range)));
+            state.tensors.insert(key, Stored::Plain(average.clone()));
+        }
         state
     }
 
@@ -99,7 +105,7 @@ impl Optimizer {
     /// optimizer has no such tensor, or another rank has it.
     pub fn state_part(&self, kind: &str, parameter: &str) -> Option<StatePart> {
         let range = || self.distribution.state_range(parameter).map(StatePart::Range);
-        if kind == MASTER {
+        if kind == MASTER || (kind == AVERAGE && self.settings.ema_decay.is_some()) {
             return range();
         }
         let algorithm = self.algorithm_of(parameter)?;
@@ -128,6 +134,7 @@ impl Optimizer {
     pub fn begin_loading(&mut self, step: u64) {
         self.step = step;
         self.slots.clear();
+        self.averages.0.clear();
     }
 
     /// Restores saved state. Returns the names of saved tensors that belong to no parameter of this
@@ -166,6 +173,11 @@ impl Optimizer {
             _ => stored,
         };
         let stored = if self.offload.has(name) { stored_in_host(stored) } else { stored };
+        if kind == AVERAGE && self.settings.ema_decay.is_some() {
+            let device = parameter.map_or_else(host, Tensor::device);
+            self.averages.0.insert(name.to_owned(), stored.into_plain(&device));
+            return true;
+        }
         let keeps_remainders = algorithm.formats.as_ref().is_some_and(|f| f.master == MasterFormat::Remainders);
         let slot = self.slots.entry(name.to_owned()).or_insert_with(|| Slot::empty(&algorithm));
         match algorithm.rule.states.iter().position(|state| state.name == kind) {

@@ -130,6 +130,7 @@ fn train_by(
             algorithm: algorithm.clone(),
             clip_grad: 1.0,
             skip_above: f64::INFINITY,
+            ema_decay: None,
             count_zeros: true,
             offload,
         };

@@ -28,8 +28,14 @@ pub(super) fn fill(buffer: &mut GradientBuffer, chunk: &dyn ModelChunk, step: us
 }
 
 fn optimizer(algorithm: rules::Algorithm, chunks: &[Box<dyn ModelChunk>]) -> Optimizer {
-    let settings =
-        OptimizerSettings { algorithm, clip_grad: 1.0, skip_above: f64::INFINITY, count_zeros: true, offload: None };
+    let settings = OptimizerSettings {
+        algorithm,
+        clip_grad: 1.0,
+        skip_above: f64::INFINITY,
+        ema_decay: None,
+        count_zeros: true,
+        offload: None,
+    };
     let (provider, distribution) =
         (rules::tests::overrides(&settings.algorithm), Arc::new(Distribution::single(chunks)));
     Optimizer::new(settings, chunks, &provider, distribution).unwrap()

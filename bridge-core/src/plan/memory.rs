@@ -139,13 +139,17 @@ fn states(setup: &Setup<'_>, stage: usize) -> States {
         with(rule) * (of_element + master)
     });
     let of_others = of_others.sum::<u64>() + whole_states(setup, stage);
+    // Averages of weights are float32.
+    let has_averages = setup.config.optimizer.ema_decay.is_some();
+    let averages = if has_averages { 4 * sharded(setup, stage, is_divided, |p| p.trainable) } else { 0 };
     let moved = offloaded(setup, stage);
     let of_elements = |elements: u64, bytes: f64| (elements as f64 * bytes) as u64;
     // A tensor of which a rank has a part has its scales there too.
     States {
         on_device: of_elements(elements - moved.elements, bytes.optimizer)
             + (tensors - moved.tensors) * bytes.scales
-            + of_others,
+            + of_others
+            + averages,
         on_host: of_elements(elements, bytes.host_optimizer)
             + of_elements(moved.elements, bytes.optimizer)
             + tensors * bytes.host_scales

@@ -47,6 +47,7 @@ pub(in crate::train) fn optimizer_settings(config: &RunConfig) -> OptimizerSetti
             None => algorithm,
         },
         clip_grad: optimizer.clip_grad,
+        ema_decay: optimizer.ema_decay,
         skip_above: optimizer.grad_norm_skip_threshold.unwrap_or(f64::INFINITY),
         count_zeros: optimizer.log_num_zeros_in_grad || config.logger.log_num_zeros_in_grad,
         offload: plan::settings::optimizer_offload(config),

@@ -23,6 +23,8 @@ fn rates() -> Vec<Row> {
         row("optimizer.weight_decay", &tiny(), &[AS_IT_IS, "0.5"]).moves("params weight_decay"),
         switch("optimizer.apply_wd_to_qk_layernorm", &tiny_with(&["model.qk_layernorm=true"])).moves("params"),
         row("optimizer.clip_grad", &tiny(), &["0", "0.3", "0.6"]).moves("params"),
+        row("optimizer.ema_decay", &tiny(), &[AS_IT_IS, "0.5", "0.9"])
+            .moves("moments shapes slices test.loss valid.loss"),
         row("optimizer.grad_norm_skip_threshold", &tiny(), &[AS_IT_IS, "1e-3"])
             .moves("files learning_rate params shapes skipped slices"),
         switch("optimizer.log_num_zeros_in_grad", &tiny()).moves("console events keys num_zeros"),

@@ -162,6 +162,12 @@ section! {
         /// Skip the update of a step whose gradients have a norm above this, as if they were not
         /// finite; null skips none. The schedule does not advance.
         grad_norm_skip_threshold: Option<f64> = None, Limits::ABOVE_ZERO;
+        /// Decay of exponential moving averages of the weights, in float32; null keeps none.
+        /// Evaluations use them; they are saved beside the weights, and `bridge convert export
+        /// --ema` writes them.
+        ema_decay: Option<f64> = None, Limits::BELOW_ONE,
+            needs("checkpoint.save_optim: averages are saved with the states"),
+            excludes("ddp.fp8_param_gather: evaluations replace the weights that are gathered as codes");
         /// Count zero gradient entries.
         @execution log_num_zeros_in_grad: bool = false,
             idle_unless("logger.skip_train_metrics_log != true: steps are not logged");

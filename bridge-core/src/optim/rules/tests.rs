@@ -243,6 +243,7 @@ fn a_step_makes_the_updates_of_one_batch() {
             algorithm,
             clip_grad: 0.0,
             skip_above: f64::INFINITY,
+            ema_decay: None,
             count_zeros: false,
             offload: None,
         };
@@ -298,8 +299,14 @@ fn states_start_and_are_saved_as_declared() {
     let mut before = std::collections::BTreeMap::new();
     chunks[0].visit_parameters(&mut |name, value| drop(before.insert(name.to_owned(), numbers(&value))));
     let algorithm = EXAMPLE.with(&OptimizerConfig { lr: Some(0.5), ..OptimizerConfig::default() });
-    let settings =
-        OptimizerSettings { algorithm, clip_grad: 0.0, skip_above: f64::INFINITY, count_zeros: false, offload: None };
+    let settings = OptimizerSettings {
+        algorithm,
+        clip_grad: 0.0,
+        skip_above: f64::INFINITY,
+        ema_decay: None,
+        count_zeros: false,
+        offload: None,
+    };
     let distribution = Arc::new(Distribution::single(&chunks));
     let mut optimizer = Optimizer::new(settings, &chunks, &StandardOverrides::default(), distribution).unwrap();
     for _ in 0..3 {

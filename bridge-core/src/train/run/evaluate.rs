@@ -10,6 +10,7 @@ use crate::logging::{Occasion, Split};
 use crate::model::Batch;
 use crate::timers::TimerLevel;
 use crate::train::data::error::InputError;
+use crate::train::data::run_data::EvaluatedSet;
 use crate::train::engine::error::EngineError;
 use crate::train::engine::forward_step::{LM_LOSS, Losses, add_recorded, add_reported, objective_of};
 use crate::train::engine::pipeline::{EvaluationBatches, MicroBatchInput};
@@ -24,7 +25,8 @@ use crate::train::step::training_run::TrainingRun;
 /// `validation.full_validation`), logs the result and tells the subsystems. `None` when the run has
 /// no such data.
 ///
-/// The model's values are untouched: inference copies that share its memory are evaluated.
+/// The model's values are untouched: inference copies that share its memory are evaluated. With
+/// averages of weights, these are in the place of the weights meanwhile.
 ///
 /// A signal, the cancel handle or `train.exit_duration_in_mins` stops the evaluation, which then
 /// returns `None`; the loop exits at its next check.
@@ -54,11 +56,40 @@ pub(in crate::train) fn evaluate_at(
         return Ok(ControlFlow::Continue(None));
     }
     let mut loaders = run.inputs.data.evaluation(&run.state.config, split, &sets, consumed)?;
+    let weights = run.training.take_averages()?;
+    let found = evaluate_sets(run, split, occasion, &sets, &mut loaders);
+    run.training.put_back(weights)?;
+    let report = match found? {
+        ControlFlow::Continue(report) => report,
+        ControlFlow::Break(reason) => return Ok(ControlFlow::Break(reason)),
+    };
+    if split == Split::Valid {
+        run.state.train_state.consumed_valid_samples += report.num_samples;
+        run.inputs.data.keep_valid_loaders(&run.state.config, loaders);
+    }
+    run.outputs.reporter.evaluation(&run.state, &report);
+    let (subsystems, mut context) = run.subsystems();
+    let request = subsystems.on_evaluation(&mut context, &report)?;
+    run.evaluation_request.join(request);
+    if split == Split::Valid {
+        run.last_validation = Some(report.clone());
+    }
+    Ok(ControlFlow::Continue(Some(report)))
+}
+
+/// Evaluates all sets of a split; if that was stopped, the reason.
+fn evaluate_sets(
+    run: &mut TrainingRun,
+    split: Split,
+    occasion: Occasion,
+    sets: &[EvaluatedSet],
+    loaders: &mut [DataLoader],
+) -> Result<ControlFlow<ExitReason, EvaluationReport>, TrainError> {
     let timers = Arc::clone(&run.timers);
     let timer = timers.start("evaluate", TimerLevel::Iteration);
     let (mut losses, mut num_samples, mut num_bytes) = (Losses::new(), 0, Some(0));
     let mut objective = LM_LOSS;
-    for (set, loader) in sets.iter().zip(&mut loaders) {
+    for (set, loader) in sets.iter().zip(loaders) {
         let found = match run_batches(run, split, loader)? {
             ControlFlow::Continue(totals) => totals,
             ControlFlow::Break(reason) => return Ok(ControlFlow::Break(reason)),
@@ -76,24 +107,13 @@ pub(in crate::train) fn evaluate_at(
     drop(timer);
     agreement::all_reduce_losses(&run.groups, &mut losses)?;
     let num_bytes = bytes_of_all_ranks(run, num_bytes)?;
-    if split == Split::Valid {
-        run.state.train_state.consumed_valid_samples += num_samples;
-        run.inputs.data.keep_valid_loaders(&run.state.config, loaders);
-    }
     let bits_per_byte = num_bytes.filter(|bytes| *bytes > 0).and_then(|bytes| {
         let nats = losses.get(LM_LOSS)?.numerator;
         Some(nats / std::f64::consts::LN_2 / bytes as f64)
     });
     let iteration = run.state.train_state.step;
     let report = EvaluationReport { split, occasion, iteration, losses, objective, num_samples, bits_per_byte };
-    run.outputs.reporter.evaluation(&run.state, &report);
-    let (subsystems, mut context) = run.subsystems();
-    let request = subsystems.on_evaluation(&mut context, &report)?;
-    run.evaluation_request.join(request);
-    if split == Split::Valid {
-        run.last_validation = Some(report.clone());
-    }
-    Ok(ControlFlow::Continue(Some(report)))
+    Ok(ControlFlow::Continue(report))
 }
 
 /// Sums over the batches of an evaluation on this rank.

@@ -1,14 +1,14 @@
 //! State of this rank that steps change: the model with its executors, gradients, optimizer and
 //! schedules.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bridge_data::MicroBatch;
 use bridge_dist::comm::CommError;
 use bridge_dist::mesh::ProcessGroups;
 use bridge_kernels::Philox;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
 use crate::inspect::{Inspector, TensorKind};
 use crate::model::{Adapter, Batch, CustomLossCall, ModelChunk};
@@ -174,6 +174,22 @@ impl Training {
     /// sharded.
     pub fn wait_for_parameters(&mut self) -> Result<(), CommError> {
         self.optimizer.parameters().wait_for_gathers(&mut self.chunks)
+    }
+
+    /// Puts averages of weights in the place of the weights, which are returned, if the model is
+    /// evaluated by averages. All ranks call this together.
+    pub fn take_averages(&mut self) -> Result<BTreeMap<String, Tensor<1>>, CommError> {
+        let averages = self.optimizer.averages();
+        self.put_back(averages)
+    }
+
+    /// Puts weights back that [`take_averages`](Self::take_averages) returned. All ranks call this
+    /// together.
+    pub fn put_back(&mut self, weights: BTreeMap<String, Tensor<1>>) -> Result<BTreeMap<String, Tensor<1>>, CommError> {
+        match weights.is_empty() {
+            true => Ok(weights),
+            false => self.optimizer.exchange_weights(&mut self.chunks, weights),
+        }
     }
 
     /// Gives every parameter of the chunks its value. All ranks call this together.

@@ -166,7 +166,7 @@ fn open_found(
     let weights_only = is_pretrained || settings.finetune;
     let pretrained_root = pretrained_root(config, formats);
     Ok(Some(Start {
-        checkpoint: checkpoint.into(),
+        checkpoint: begun_from(checkpoint, weights_only)?,
         weights_only,
         is_pretrained,
         is_non_persistent: false,
@@ -174,6 +174,11 @@ fn open_found(
         message: String::new(),
         assembled: None,
     }))
+}
+
+/// A checkpoint that a run continues, or takes weights of: then those that were evaluated.
+fn begun_from(checkpoint: Checkpoint, weights_only: bool) -> Result<Arc<Checkpoint>, ResumeError> {
+    Ok(Arc::new(if weights_only { checkpoint.with_evaluated_weights()? } else { checkpoint }))
 }
 
 fn load_root(config: &RunConfig) -> Option<&Path> {
@@ -206,7 +211,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
             message.extend(import(config, formats)?.map(|imported| format!("\n{imported}")));
         }
         return Ok(Some(Start {
-            checkpoint: found.checkpoint.into(),
+            checkpoint: begun_from(found.checkpoint, settings.finetune)?,
             weights_only: settings.finetune,
             is_pretrained: false,
             is_non_persistent: false,
@@ -223,7 +228,7 @@ fn look(config: &RunConfig, formats: &[WeightFormat], verifier: &Verifier<'_>) -
                 let message = format!("starting from the weights in {}", found.checkpoint.path().display());
                 let message = imported.into_iter().chain([message]).collect::<Vec<_>>().join("\n");
                 Ok(Some(Start {
-                    checkpoint: found.checkpoint.into(),
+                    checkpoint: begun_from(found.checkpoint, true)?,
                     weights_only: true,
                     is_pretrained: true,
                     is_non_persistent: false,
