@@ -7,7 +7,9 @@ use bridge_core::config::{
     load, load_with,
 };
 use bridge_core::logging::scientific;
-use bridge_core::train::{DeviceError, LanguageModelStep, check_device_name, check_inputs, check_metric, schedule_of};
+use bridge_core::train::{
+    DeviceError, LanguageModelStep, check_device_name, check_inputs, check_metric, parameter_rules, schedule_of,
+};
 use bridge_models::registry;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
@@ -90,7 +92,11 @@ pub fn run(command: &Command) -> Result<u8, Failure> {
         Command::Show { recipe, non_default } => {
             let detail = if *non_default { Detail::NonDefault } else { Detail::All };
             let format = if recipe.json { Format::Json } else { Format::Toml };
-            line(recipe.load()?.to_text(format, detail).trim_end());
+            let config = recipe.load()?;
+            line(config.to_text(format, detail).trim_end());
+            if !recipe.json {
+                parameter_rules(&config, &registry())?.iter().for_each(|rule| line(&format!("# {rule}")));
+            }
             Ok(0)
         }
         Command::Diff { recipe, with } => print_diff(recipe, with.as_deref()),

@@ -44,6 +44,26 @@ pub enum ScalarRule {
 }
 
 impl OptimizerRule {
+    /// Setting that is the decay of the rule's momentum.
+    pub fn momentum<'a>(&self, settings: &'a mut OptimizerConfig) -> Option<&'a mut f64> {
+        Some(match self.name {
+            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" => &mut settings.adam_beta1,
+            "sgd" => &mut settings.sgd_momentum,
+            "lion" => &mut settings.lion_beta2,
+            "muon" | "adaptive_muon" => &mut settings.muon_momentum,
+            _ => return None,
+        })
+    }
+
+    /// Setting that is the rule's epsilon.
+    pub fn epsilon<'a>(&self, settings: &'a mut OptimizerConfig) -> Option<&'a mut f64> {
+        Some(match self.name {
+            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" => &mut settings.adam_eps,
+            "adaptive_muon" => &mut settings.adaptive_muon_eps,
+            _ => return None,
+        })
+    }
+
     /// Rule of the parameters that are not matrices of hidden layers, if it is another one.
     pub fn scalar_rule(&self, settings: &OptimizerConfig) -> Option<&'static Self> {
         match (self.scalars, settings.muon_scalar_optimizer) {

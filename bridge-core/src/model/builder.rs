@@ -119,6 +119,11 @@ pub trait ModelConfig: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Names that other programs have for a parameter. Empty by default.
+    fn other_names(&self, _parameter: &str) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The builder for this configuration.
     fn builder(&self) -> Box<dyn ModelBuilder>;
 

@@ -2,11 +2,38 @@
 
 use std::fmt;
 
+use super::parameter_rules::UnmatchedRule;
+use crate::config::OptimizerConfig;
 use crate::model::{Declaration, ParameterRole};
-use crate::schedule::GroupSettings;
+use crate::schedule::{GroupSettings, OptimizerParamSchedulerConfig};
+
+/// Configuration and model that the settings of parameters may depend on.
+pub struct OverrideContext<'a> {
+    /// Settings of the optimizer.
+    pub optimizer: &'a OptimizerConfig,
+    /// Schedules of learning rate and weight decay.
+    pub scheduler: &'a OptimizerParamSchedulerConfig,
+    /// Parameters of the whole model.
+    pub parameters: &'a [Declaration],
+    /// Names that other programs have for a parameter.
+    pub other_names: &'a dyn Fn(&str) -> Vec<String>,
+}
 
 /// Decides the settings of each parameter. Parameters with equal settings are a group.
 pub trait OverrideProvider: fmt::Debug + Send + Sync {
+    /// Reads the context, before the settings of any parameter are asked for.
+    ///
+    /// # Errors
+    /// If a rule matches no parameter.
+    fn prepare(&mut self, _context: &OverrideContext<'_>) -> Result<(), UnmatchedRule> {
+        Ok(())
+    }
+
+    /// Lines for people about parameters with settings of their own.
+    fn lines(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The settings of one parameter.
     fn override_for(&self, parameter: &Declaration) -> GroupSettings;
 }

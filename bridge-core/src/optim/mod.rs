@@ -1,6 +1,8 @@
 //! The optimizer: parameter groups, float32 master weights, clipping, and one update of all
 //! parameters by a rule of `rules`.
 //!
+//! `parameter_rules` has the settings that a recipe gives to single parameters.
+//!
 //! Modules for many ranks: `bucket` has the layout of gradients and parameters that travel
 //! together, `settings` the sharded state and its timing, `distribution` the reduction, ownership
 //! and counting of parameters, `sharing` the ranks that hold the same values, `reducer` the sums of
@@ -26,6 +28,7 @@ mod offload;
 mod offload_tests;
 mod optimizer;
 mod packing;
+mod parameter_rules;
 mod reducer;
 pub mod rules;
 mod saved;
@@ -48,9 +51,10 @@ pub use bucket::{
 };
 pub use distribution::{Distribution, ModelSize, SavedGradient};
 pub use gradients::{AccumulationDType, GradientBuffer};
-pub use groups::{OverrideProvider, ParameterGroup, StandardOverrides};
+pub use groups::{OverrideContext, OverrideProvider, ParameterGroup, StandardOverrides};
 pub use offload::{OffloadSettings, OffloadedElements, TransferTiming, offloaded};
 pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepOutcome, StepScales};
+pub use parameter_rules::{RuleOverrides, UnmatchedRule};
 pub use reducer::{GradientPart, GradientReducer, ReduceDType, ReductionTimes};
 pub(crate) use saved::MASTER;
 pub use saved::{OptimizerState, StatePart};

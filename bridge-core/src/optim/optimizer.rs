@@ -114,6 +114,8 @@ fn rule_names() -> String {
 pub struct Optimizer {
     pub(super) settings: OptimizerSettings,
     groups: Vec<ParameterGroup>,
+    /// Lines for people about parameters with settings of their own.
+    override_lines: Vec<String>,
     /// The algorithm of the settings, and those of groups with other rules.
     algorithms: Vec<Algorithm>,
     pub(super) trained: BTreeMap<String, TrainedParameter>,
@@ -154,18 +156,17 @@ impl Optimizer {
         let parameters = || chunks.iter().flat_map(|chunk| chunk.parameters());
         let groups = groups::group(parameters(), provider);
         let (mut algorithms, mut algorithm_of) = (vec![settings.algorithm.clone()], BTreeMap::new());
+        // Of groups whose updates are alike, the first makes the algorithm.
+        let mut kinds = vec![(None, None, None)];
         for (index, group) in groups.iter().enumerate() {
-            let name = group.settings.rule.unwrap_or(settings.algorithm.rule.declared.name);
-            let known = algorithms.iter().position(|algorithm| algorithm.rule.declared.name == name);
-            let algorithm = known.map_or_else(
-                || {
-                    let parameter = group.names[0].clone();
-                    let rule = rules::named(name).ok_or(OptimizerError::UnknownRule { rule: name, parameter })?;
-                    algorithms.push(rule.with(&settings.algorithm.settings));
-                    Ok::<_, OptimizerError>(algorithms.len() - 1)
-                },
-                Ok,
-            )?;
+            let GroupSettings { rule, epsilon, momentum, .. } = group.settings;
+            let kind = (rule.filter(|rule| *rule != settings.algorithm.rule.declared.name), epsilon, momentum);
+            if !kinds.contains(&kind) {
+                let unknown = |rule| OptimizerError::UnknownRule { rule, parameter: group.names[0].clone() };
+                algorithms.push(settings.algorithm.for_group(&group.settings).map_err(unknown)?);
+                kinds.push(kind);
+            }
+            let algorithm = kinds.iter().position(|known| *known == kind).expect("it was added");
             algorithm_of.extend(group.names.iter().map(|name| (name.as_str(), (index, algorithm))));
         }
         let trained = parameters().filter_map(|parameter| {
@@ -202,6 +203,7 @@ impl Optimizer {
             offload: Offload::new(settings.offload, updated),
             settings,
             groups,
+            override_lines: provider.lines(),
             algorithms,
             trained,
             slots: BTreeMap::new(),
@@ -239,6 +241,11 @@ impl Optimizer {
     /// Distribution of parameters over ranks.
     pub fn distribution(&self) -> &Distribution {
         &self.distribution
+    }
+
+    /// Lines for people about parameters with settings of their own.
+    pub fn override_lines(&self) -> &[String] {
+        &self.override_lines
     }
 
     /// Settings of each group, in order.

@@ -5,11 +5,11 @@ use super::offload::Offload;
 use super::recompute::{GraphCuts, Recompute};
 use crate::config::optimizer_rules::KeptFormats;
 use crate::config::{self, DType, RunConfig};
-use crate::model::SegmentRole;
+use crate::model::{Declarations, ModelConfig, SegmentRole};
 use crate::optim::rules::{self, MasterFormat, StateFormats};
 use crate::optim::{
-    BucketPadding, BucketRule, DistributionSettings, GroupSettings, OffloadSettings, Sharding, StandardOverrides,
-    TransferTiming,
+    BucketPadding, BucketRule, DistributionSettings, GroupSettings, OffloadSettings, OverrideContext, OverrideProvider,
+    RuleOverrides, Sharding, StandardOverrides, TransferTiming, UnmatchedRule,
 };
 
 /// Bucket rule without a size in the recipe: Megatron's default, in elements, but several buckets
@@ -168,7 +168,36 @@ pub(crate) fn standard_overrides(config: &RunConfig) -> StandardOverrides {
     StandardOverrides {
         embeddings_and_output,
         hidden_matrices,
-        decay_qk_layernorm: optimizer.apply_wd_to_qk_layernorm,
+        decay_qk_layernorm: optimizer.apply_wd_to_qk_layernorm || config.scheduler.no_weight_decay_cond_type.is_some(),
         scalar_rule: scalar_rule.map(|rule| rule.name),
+    }
+}
+
+/// Settings of parameter groups with the rules of the recipe, for a model with these declarations.
+///
+/// # Errors
+/// If a rule matches no parameter.
+pub(crate) fn overrides(
+    config: &RunConfig,
+    model: &dyn ModelConfig,
+    declarations: &Declarations,
+) -> Result<RuleOverrides, UnmatchedRule> {
+    let rules = &config.recipe().optimizer_config_override_provider.rules;
+    let mut overrides = RuleOverrides::new(standard_overrides(config), rules);
+    overrides.prepare(&override_context(config, declarations, &|name| model.other_names(name)))?;
+    Ok(overrides)
+}
+
+/// Configuration and model that the settings of parameters may depend on.
+pub(crate) fn override_context<'a>(
+    config: &'a RunConfig,
+    declarations: &'a Declarations,
+    other_names: &'a dyn Fn(&str) -> Vec<String>,
+) -> OverrideContext<'a> {
+    OverrideContext {
+        optimizer: &config.optimizer,
+        scheduler: &config.scheduler.schedule,
+        parameters: declarations.parameters(),
+        other_names,
     }
 }

@@ -16,8 +16,8 @@ use crate::model::{
 };
 use crate::optim::rules::{MasterFormat, Rule, Unit, find, named};
 use crate::optim::{
-    DistributionSettings, Holder, OffloadSettings, OverrideProvider, ShardCounts, Sharding, StandardOverrides,
-    WholeLayout, holders, layout as whole_layout,
+    DistributionSettings, Holder, OffloadSettings, OverrideProvider, RuleOverrides, ShardCounts, Sharding,
+    UnmatchedRule, WholeLayout, holders, layout as whole_layout,
 };
 
 /// Reason for which no plan can be made.
@@ -43,6 +43,9 @@ pub enum PlanError {
     /// The schedule cannot run this pipeline.
     #[error("pipeline schedule: {0}")]
     Schedule(#[from] ScheduleError),
+    /// A rule of single parameters matches none.
+    #[error(transparent)]
+    Rule(#[from] UnmatchedRule),
     /// The model cannot be built so.
     #[error(transparent)]
     Model(#[from] ModelBuildError),
@@ -149,7 +152,7 @@ pub(super) struct Setup<'a> {
     pub distribution: DistributionSettings,
     pub bytes: ElementBytes,
     /// Settings of parameter groups.
-    pub overrides: StandardOverrides,
+    pub overrides: RuleOverrides,
     /// Optimizer states in host memory.
     pub optimizer_offload: Option<OffloadSettings>,
     pub recompute: Recompute,
@@ -187,6 +190,9 @@ impl<'a> Setup<'a> {
             );
             Ok(Chunk { content, declarations, costs })
         };
+        let whole = Workload::sequence(model.seq_length, padded_vocab as usize);
+        let whole = builder.outline(&whole, &Stage::whole(kind.stacks()), adapter.clone())?;
+        let overrides = settings::overrides(config, kind.as_ref(), &whole.declarations)?;
         let contents = pipeline_placement(model, stacks.iter().sum())?.chunks;
         let num_chunks = contents.first().map_or(1, Vec::len);
         let of_stage = |chunks: Vec<StageContent>| chunks.into_iter().map(chunk).collect();
@@ -207,7 +213,7 @@ impl<'a> Setup<'a> {
             shape,
             distribution: settings::distribution(config),
             bytes,
-            overrides: settings::standard_overrides(config),
+            overrides,
             optimizer_offload: settings::optimizer_offload(config),
             recompute: settings::recompute(config),
             activation_offload: settings::activation_offload(config),

@@ -81,7 +81,7 @@ pub use subsystems::contract::{Agreement, Loaded, LoopRequest, RunContext, Subsy
 pub use subsystems::error::SubsystemError;
 pub use subsystems::{LOSSES_KEY, check_metric};
 pub use tools::dry_run::{DryRun, DryRunReport};
-pub use tools::inputs_check::check_inputs;
+pub use tools::inputs_check::{check_inputs, parameter_rules};
 pub use tools::lr_sweep::{LearningRateSweep, sweeping_recipe};
 pub use tools::measure::{measure, measuring_recipe};
 pub use tools::preview::{ScheduleRow, schedule_of};

@@ -5,7 +5,7 @@ use super::super::row::{AS_IT_IS, Row, row, switch};
 use super::super::run::{Program, Run};
 
 pub fn rows() -> Vec<Row> {
-    [rates(), rules(), matrices(), precision(), states(), sharding(), offload()].concat()
+    [rates(), rules(), parameters(), matrices(), precision(), states(), sharding(), offload()].concat()
 }
 
 fn rates() -> Vec<Row> {
@@ -22,6 +22,8 @@ fn rates() -> Vec<Row> {
             .moves("decoupled_learning_rate params"),
         row("optimizer.weight_decay", &tiny(), &[AS_IT_IS, "0.5"]).moves("params weight_decay"),
         switch("optimizer.apply_wd_to_qk_layernorm", &tiny_with(&["model.qk_layernorm=true"])).moves("params"),
+        row("scheduler.no_weight_decay_cond_type", &tiny_with(&["model.qk_layernorm=true"]), &[AS_IT_IS, "qwen3_next"])
+            .moves("params"),
         row("optimizer.clip_grad", &tiny(), &["0", "0.3", "0.6"]).moves("params"),
         row("optimizer.ema_decay", &tiny(), &[AS_IT_IS, "0.5", "0.9"])
             .moves("moments shapes slices test.loss valid.loss"),
@@ -57,6 +59,17 @@ fn rules() -> Vec<Row> {
         row("optimizer.ademamix_alpha", &ademamix, &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.ademamix_alpha_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
         row("optimizer.ademamix_beta3_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
+    ]
+}
+
+/// Rules of single parameters.
+fn parameters() -> Vec<Row> {
+    let rules = |rule: &str| format!("[{{{rule}}}]");
+    let (lion, slow) = (rules("match=\"*.linear_fc1.*\",optimizer=\"lion\""), rules("layers=[1],lr_mult=0.5"));
+    vec![
+        row("optimizer_config_override_provider.rules", &tiny(), &[AS_IT_IS, &lion])
+            .moves("params shapes slices console"),
+        row("optimizer_config_override_provider.rules", &tiny(), &[AS_IT_IS, &slow]).moves("params console"),
     ]
 }
 

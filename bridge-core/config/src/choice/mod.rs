@@ -77,6 +77,7 @@ mod training;
 pub use model::*;
 pub use optimizer::{
     MatmulPrecision, Moment2Method, MuonCoefficients, MuonScalarOptimizer, MuonScaleMode, OptimizerName,
+    ParameterRuleRole,
 };
 pub use running::*;
 pub use training::*;

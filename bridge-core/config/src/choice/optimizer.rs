@@ -110,6 +110,24 @@ choices! {
         Lion = "lion",
     }
 
+    /// Role of a parameter in its block.
+    pub enum ParameterRuleRole {
+        /// Matrices of products.
+        Weight = "weight",
+        /// Biases.
+        Bias = "bias",
+        /// Factors of norms.
+        Norm = "norm",
+        /// Factors of norms of queries and keys.
+        QueryKeyNorm = "query_key_norm",
+        /// Tables of vectors.
+        Embedding = "embedding",
+        /// The output projection.
+        Output = "output",
+        /// Taps of convolutions and decay rates.
+        Channels = "channels",
+    }
+
     /// Second moment of adaptive Muon.
     pub enum Moment2Method {
         /// A moment for each element (arXiv:2507.11005).

@@ -39,6 +39,12 @@ settings! {
 }
 
 choices! {
+    /// Rule of weight decay besides the usual one.
+    pub enum WeightDecayRule {
+        /// Query and key norms keep their decay.
+        Qwen3Next = "qwen3_next",
+    }
+
     /// Sampler.
     pub enum DataloaderType {
         /// In order, once.

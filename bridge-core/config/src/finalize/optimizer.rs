@@ -24,6 +24,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     loss_scale_fits(draft);
     foreign_settings_are_not_set(draft, config.optimizer);
     matrix_rules_fit(draft);
+    parameter_rules_fit(draft, lr);
     width_transfer_fits(draft, lr);
     FinalOptimizer { lr, min_lr, config }
 }
@@ -36,8 +37,15 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
         let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
         return draft.require(is_refused, "optimizer.optimizer", message);
     };
+    let of_parameters = draft.recipe.optimizer_config_override_provider.rules.iter().filter_map(|rule| rule.optimizer);
+    let of_parameters: Vec<_> = of_parameters.filter_map(OptimizerName::rule).collect();
     let scalars = rule.scalar_rule(&draft.recipe.optimizer);
-    let is_read = |setting: &&str| std::iter::once(rule).chain(scalars).any(|rule| rule.settings.contains(setting));
+    let is_read = |setting: &&str| {
+        std::iter::once(rule)
+            .chain(scalars)
+            .chain(of_parameters.iter().copied())
+            .any(|rule| rule.settings.contains(setting))
+    };
     let settings: BTreeSet<&str> = RULES.iter().flat_map(|other| other.settings).copied().collect();
     for setting in settings.into_iter().filter(|setting| !is_read(setting)) {
         let key = format!("optimizer.{setting}");
@@ -46,6 +54,30 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
         let message = format!("is a setting of {readers}, but optimizer.optimizer is {chosen}");
         let is_changed = draft.recipe_differs(&key);
         draft.require(!is_changed, &key, message);
+    }
+}
+
+/// Rules of single parameters: each has a pattern that can be read and sets something.
+fn parameter_rules_fit(draft: &mut Draft<'_>, lr: f64) {
+    for (number, rule) in draft.recipe.optimizer_config_override_provider.rules.clone().iter().enumerate() {
+        let key = |name: &str| format!("optimizer_config_override_provider.rules.{number}.{name}");
+        if let Err(error) = rule.regex() {
+            draft.require(false, &key("pattern"), format!("is no regular expression: {error}"));
+        }
+        let message = "sets nothing: expected optimizer, lr, lr_mult, min_lr, weight_decay, eps or momentum";
+        draft.forbid(rule.set().is_empty(), &key("pattern"), message);
+        if let Some(name) = rule.optimizer.filter(|name| name.rule().is_none()) {
+            draft.require(false, &key("optimizer"), format!("expected one of {}, found {name}", NAMES.join(", ")));
+        }
+        if let Some(chosen) = rule.optimizer.and_then(OptimizerName::rule) {
+            let mut settings = draft.recipe.optimizer.clone();
+            let lacks_momentum = rule.momentum.is_some() && chosen.momentum(&mut settings).is_none();
+            draft.forbid(lacks_momentum, &key("momentum"), format!("is no setting of {}", chosen.name));
+            let lacks_epsilon = rule.eps.is_some() && chosen.epsilon(&mut settings).is_none();
+            draft.forbid(lacks_epsilon, &key("eps"), format!("is no setting of {}", chosen.name));
+        }
+        let (peak, floor) = (rule.lr.unwrap_or(lr), rule.min_lr.or(draft.recipe.optimizer.min_lr).unwrap_or(0.0));
+        draft.forbid(floor > peak, &key("lr"), format!("is below the floor {floor}; set min_lr too"));
     }
 }
 

@@ -202,10 +202,18 @@ pub struct GroupSettings {
     pub max_lr: Option<f64>,
     /// Floor instead of the schedule's.
     pub min_lr: Option<f64>,
+    /// Factor on the learning rate.
+    pub lr_mult: f64,
+    /// Weight decay instead of the schedule's.
+    pub weight_decay: Option<f64>,
     /// Factor on the weight decay; 0 for undecayed parameters.
     pub wd_mult: f64,
+    /// Epsilon of the update rule instead of the optimizer's.
+    pub epsilon: Option<f64>,
     /// Factor on the epsilon of rules that have one.
     pub eps_mult: f64,
+    /// Decay of the momentum instead of the optimizer's.
+    pub momentum: Option<f64>,
     /// True for the group whose rate is reported as the decoupled one.
     pub is_decoupled_lr: bool,
 }
@@ -213,7 +221,18 @@ pub struct GroupSettings {
 impl Default for GroupSettings {
     /// No difference from the settings of the optimizer.
     fn default() -> Self {
-        Self { rule: None, max_lr: None, min_lr: None, wd_mult: 1.0, eps_mult: 1.0, is_decoupled_lr: false }
+        Self {
+            rule: None,
+            max_lr: None,
+            min_lr: None,
+            lr_mult: 1.0,
+            weight_decay: None,
+            wd_mult: 1.0,
+            epsilon: None,
+            eps_mult: 1.0,
+            momentum: None,
+            is_decoupled_lr: false,
+        }
     }
 }
 
@@ -278,7 +297,7 @@ impl OptimizerParamScheduler {
     pub fn values(&self, group: &GroupSettings) -> GroupRates {
         let values = self.values_at(self.num_steps, group);
         match self.held {
-            Some(held) => GroupRates { learning_rate: held * self.peak_ratio(group), ..values },
+            Some(held) => GroupRates { learning_rate: held * self.peak_ratio(group) * group.lr_mult, ..values },
             None => values,
         }
     }
@@ -296,7 +315,11 @@ impl OptimizerParamScheduler {
 
     /// The rates of `group` for the optimizer step that starts after `num_steps` samples.
     pub fn values_at(&self, num_steps: u64, group: &GroupSettings) -> GroupRates {
-        GroupRates { learning_rate: self.lr_at(num_steps, group), weight_decay: self.wd_at(num_steps) * group.wd_mult }
+        let weight_decay = group.weight_decay.unwrap_or_else(|| self.wd_at(num_steps));
+        GroupRates {
+            learning_rate: self.lr_at(num_steps, group) * group.lr_mult,
+            weight_decay: weight_decay * group.wd_mult,
+        }
     }
 
     fn lr_at(&self, num_steps: u64, group: &GroupSettings) -> f64 {

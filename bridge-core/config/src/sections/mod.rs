@@ -28,7 +28,7 @@ pub use finetuning::{FinetuningKwargs, PackedSequenceSpecs};
 pub use logger::LoggerConfig;
 pub use model::TransformerConfig;
 pub use objectives::{DistillationConfig, DpoConfig};
-pub use optimizer::{OptimizerConfig, OptimizerConfigOverrideProvider};
+pub use optimizer::{OptimizerConfig, OptimizerConfigOverrideProvider, ParameterRule};
 pub use peft::PeftConfig;
 pub use precision::{MixedPrecisionConfig, Precision};
 pub use resiliency::{

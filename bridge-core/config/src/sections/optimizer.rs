@@ -2,7 +2,7 @@
 
 use super::super::choice::{
     DType, Fp8Recipe, MatmulPrecision, Moment2Method, MuonCoefficients, MuonScalarOptimizer, MuonScaleMode,
-    OptimizerName,
+    OptimizerName, ParameterRuleRole,
 };
 use super::super::limits::Limits;
 use super::super::refusal::{no_counterpart, not_built};
@@ -181,6 +181,66 @@ section! {
 }
 
 section! {
-    /// Per-parameter optimizer overrides; the standard rules have no settings, code replaces them.
-    pub struct OptimizerConfigOverrideProvider {}
+    /// Settings of single parameters. A parameter must meet all conditions that are given; of
+    /// several rules that set the same, the last one holds.
+    pub struct ParameterRule {
+        /// Name of the parameter, by Megatron or by Hugging Face: `*` is any run of characters, and
+        /// a pattern between slashes is a regular expression. `match` is the same.
+        pattern: String = String::from("*");
+        /// Layers of the parameter, counted from 0.
+        layers: Vec<usize> = Vec::new();
+        /// Roles of the parameter.
+        roles: Vec<ParameterRuleRole> = Vec::new();
+        /// Optimizer.
+        optimizer: Option<OptimizerName> = None;
+        /// Peak learning rate.
+        lr: Option<f64> = None, LEARNING_RATE;
+        /// Factor on the learning rate.
+        lr_mult: Option<f64> = None, LEARNING_RATE;
+        /// Floor of the learning rate.
+        min_lr: Option<f64> = None, LEARNING_RATE;
+        /// Weight decay.
+        weight_decay: Option<f64> = None, Limits::between(0.0, 1000.0);
+        /// Epsilon of the optimizer.
+        eps: Option<f64> = None, Limits::above_zero_to(1.0);
+        /// Decay of the optimizer's momentum.
+        momentum: Option<f64> = None, Limits::BELOW_ONE;
+        alias "match" = pattern;
+    }
+}
+
+impl ParameterRule {
+    /// True if the pattern matches a parameter of this name.
+    pub fn matches_name(&self, name: &str) -> bool {
+        self.regex().is_ok_and(|regex| regex.is_match(name).unwrap_or(false))
+    }
+
+    /// The pattern as a regular expression.
+    pub(crate) fn regex(&self) -> Result<fancy_regex::Regex, Box<fancy_regex::Error>> {
+        let pattern = self.pattern.strip_prefix('/').and_then(|rest| rest.strip_suffix('/'));
+        let glob = || format!("^{}$", fancy_regex::escape(&self.pattern).replace("\\*", ".*"));
+        fancy_regex::Regex::new(&pattern.map_or_else(glob, str::to_owned)).map_err(Box::new)
+    }
+
+    /// Settings that the rule gives, as recipes write them.
+    pub fn set(&self) -> Vec<String> {
+        let numbers = [
+            ("lr", self.lr),
+            ("lr_mult", self.lr_mult),
+            ("min_lr", self.min_lr),
+            ("weight_decay", self.weight_decay),
+            ("eps", self.eps),
+            ("momentum", self.momentum),
+        ];
+        let numbers = numbers.into_iter().filter_map(|(name, value)| Some(format!("{name} = {}", value?)));
+        self.optimizer.map(|name| format!("optimizer = {name}")).into_iter().chain(numbers).collect()
+    }
+}
+
+section! {
+    /// Settings of single parameters beside the usual ones of groups.
+    pub struct OptimizerConfigOverrideProvider {
+        /// Rules, in the order in which they are applied.
+        rules: Vec<ParameterRule> = Vec::new();
+    }
 }

@@ -1,9 +1,7 @@
 //! `[scheduler]`: names, defaults, ranges. The derived steps are in `finalize`.
 
-use super::super::choice::{LrDecayStyle, WeightDecayIncrStyle, WsdDecayStyle};
+use super::super::choice::{LrDecayStyle, WeightDecayIncrStyle, WeightDecayRule, WsdDecayStyle};
 use super::super::limits::Limits;
-use super::super::refusal::not_built;
-use super::super::refused_values::one_or_null;
 use super::super::rule::{excludes, idle_unless};
 use super::super::section::section;
 
@@ -47,8 +45,8 @@ section! {
         end_weight_decay: Option<f64> = None, Limits::NON_NEGATIVE;
         /// Curve between the two.
         weight_decay_incr_style: WeightDecayIncrStyle = WeightDecayIncrStyle::Constant;
-        refused no_weight_decay_cond_type = one_or_null(None, &["qwen3_next"]),
-            "Rule that exempts parameters from weight decay."
-            => not_built("Qwen3-Next's weight decay rule; optimizer.apply_wd_to_qk_layernorm covers its query and key norms");
+        /// Rule of weight decay besides the usual one: "qwen3_next" keeps it on query and key
+        /// norms, as `optimizer.apply_wd_to_qk_layernorm` does.
+        no_weight_decay_cond_type: Option<WeightDecayRule> = None, idle_unless("model.qk_layernorm");
     }
 }

@@ -164,7 +164,7 @@ fn parts_of_a_projection_are_matrices() {
         [(true, MuonScaleMode::Spectral), (true, MuonScaleMode::UnitRmsNorm), (false, MuonScaleMode::Spectral)]
     {
         let algorithm = muon(|settings| (settings.muon_split_qkv, settings.muon_scale_mode) = (splits, scale_mode));
-        let found = numbers(&run(&algorithm, &start, &[gradient.clone()], &shape, &parts).parameter);
+        let found = numbers(&run(&algorithm, &start, std::slice::from_ref(&gradient), &shape, &parts).parameter);
         let whole = vec![vec![0..12]];
         for rows in if splits { &parts } else { &whole } {
             let of = |x: &Tensor<1>| -> Vec<f32> {

@@ -9,6 +9,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::config::optimizer_rules::{KeptFormats, OptimizerRule};
+use crate::schedule::GroupSettings;
 
 /// Optimizer, apart from the values of its settings.
 #[derive(Debug)]
@@ -170,6 +171,21 @@ impl StateFormats {
 }
 
 impl Algorithm {
+    /// The algorithm of a group with settings of its own; the name of its rule if there is none.
+    pub(in crate::optim) fn for_group(&self, group: &GroupSettings) -> Result<Self, &'static str> {
+        let rule = group.rule.map_or(Ok(self.rule), |name| super::named(name).ok_or(name))?;
+        let mut settings = self.settings.as_ref().clone();
+        if let Some((setting, value)) = rule.declared.momentum(&mut settings).zip(group.momentum) {
+            *setting = value;
+        }
+        if let Some((setting, value)) = rule.declared.epsilon(&mut settings).zip(group.epsilon) {
+            *setting = value;
+        }
+        let made = rule.with(&settings);
+        let formats = self.formats.clone().filter(|_| std::ptr::eq(rule, self.rule));
+        Ok(Self { formats: formats.or(made.formats.clone()), ..made })
+    }
+
     /// True if updates need whole parameters.
     pub fn is_whole(&self) -> bool {
         self.rule.unit == Unit::Parameter

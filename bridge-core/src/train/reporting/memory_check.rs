@@ -61,6 +61,7 @@ pub(in crate::train) fn check(
             | PlanError::Mesh(_)
             | PlanError::Placement(_)
             | PlanError::Schedule(_)
+            | PlanError::Rule(_)
             | PlanError::Model(_),
         ) => return Ok(None),
     };

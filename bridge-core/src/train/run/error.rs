@@ -1,7 +1,7 @@
 //! Everything that can end a run early.
 
 use crate::model::ModelBuildError;
-use crate::optim::OptimizerError;
+use crate::optim::{OptimizerError, UnmatchedRule};
 use crate::resilience::SignalError;
 use crate::schedule::{BatchSizeError, LossScaleError, SchedulerError};
 use crate::train::data::error::InputError;
@@ -49,9 +49,12 @@ pub enum TrainError {
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelBuildError),
-    /// The optimizer's rule needs whole parameters, and ranks hold slices of them.
+    /// The optimizer cannot be built.
     #[error(transparent)]
     Optimizer(#[from] OptimizerError),
+    /// A rule of single parameters matches none.
+    #[error(transparent)]
+    ParameterRule(#[from] UnmatchedRule),
     /// Ranks that are threads of one process cannot record CUDA graphs.
     #[error(
         "model.cuda_graph_impl = \"local\": the ranks of this run are threads of one process, and the CUDA driver does not let one record \

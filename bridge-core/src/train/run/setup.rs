@@ -134,7 +134,7 @@ pub fn setup(config: RunConfig, options: RunOptions) -> Result<TrainingRun, Trai
     let parts = Parts {
         checked,
         forward_step: dpo::step_of(&config, options.forward_step),
-        provider: options.overrides.unwrap_or_else(|| Box::new(plan::settings::standard_overrides(&config))),
+        provider: options.overrides,
         padded_vocab_size,
         may_be_absent: checkpoint_start.is_none() || Strictness::from_config(&config).allows_absent(),
     };
@@ -223,6 +223,9 @@ fn announce_start(run: &mut TrainingRun) -> Result<(), TrainError> {
     if let Some(text) = offload_note(&run.state.config, run.training.optimizer.offloaded()) {
         run.outputs.reporter.note(&text);
     }
+    for line in run.training.optimizer.override_lines() {
+        run.outputs.reporter.note(line);
+    }
     Ok(run.outputs.reporter.run_starts(&run.state, size)?)
 }
 
@@ -243,7 +246,7 @@ fn offload_note(config: &RunConfig, elements: OffloadedElements) -> Option<Strin
 struct Parts {
     checked: Checked,
     forward_step: Box<dyn ForwardStep>,
-    provider: Box<dyn OverrideProvider>,
+    provider: Option<Box<dyn OverrideProvider>>,
     padded_vocab_size: usize,
     /// True if the checkpoint may lack parameters, or the run starts without one.
     may_be_absent: bool,
@@ -274,6 +277,14 @@ fn build_training(
     let outline = model_config.builder().outline(&work, &Stage::whole(model_config.stacks()), adapter.clone())?;
     adapter.iter().try_for_each(|adapter| adapter.check_met())?;
     last_layer::check(config, adapter.as_deref(), &outline.declarations)?;
+    let provider: Box<dyn OverrideProvider> = match provider {
+        Some(mut provider) => {
+            let other_names = |name: &str| model_config.other_names(name);
+            provider.prepare(&plan::settings::override_context(config, &outline.declarations, &other_names))?;
+            provider
+        }
+        None => Box::new(plan::settings::overrides(config, model_config.as_ref(), &outline.declarations)?),
+    };
     let flops = SequenceFlops::new(
         model_config,
         adapter.clone(),

@@ -10,6 +10,8 @@ use bridge_dist::mesh::ProcessGroups;
 
 use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::model::{ModelBuildError, Stage, Workload};
+use crate::optim::OverrideProvider as _;
+use crate::plan;
 use crate::train::data::data_errors::name_setting;
 use crate::train::data::gpt_data::dataset_prefix;
 use crate::train::data::registry::Registry;
@@ -22,6 +24,21 @@ use crate::train::run::outputs_check::check_outputs;
 
 /// Tokens of a vocabulary where the recipe does not say how many there are.
 const ANY_VOCABULARY: usize = 1024;
+
+/// A line for each rule of single parameters, with the parameters that it matches.
+///
+/// # Errors
+/// If a rule matches none, or there is no such model.
+pub fn parameter_rules(config: &RunConfig, registry: &Registry) -> Result<Vec<String>, TrainError> {
+    if config.recipe().optimizer_config_override_provider.rules.is_empty() {
+        return Ok(Vec::new());
+    }
+    let model = registry.models.config(&config.model)?;
+    let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
+    let work = Workload::sequence(config.model.seq_length, ANY_VOCABULARY);
+    let outline = model.builder().outline(&work, &Stage::whole(model.stacks()), adapter)?;
+    Ok(plan::settings::overrides(config, model.as_ref(), &outline.declarations)?.lines())
+}
 
 /// All problems that there are.
 ///
@@ -46,6 +63,7 @@ pub fn check_inputs(config: &RunConfig, registry: &Registry) -> Result<(), Confi
     found(check_outputs(config).map_err(TrainError::from), "");
     found(registry.models.config(&config.model).map(drop).map_err(TrainError::from), "model");
     found(check_adapter(config, registry).map_err(|error| of_setting(config, error)), "peft");
+    found(parameter_rules(config, registry).map(drop), "optimizer_config_override_provider.rules");
     found(check_source(config).map_err(|error| name_setting(config, error).into()), "dataset.source");
     for prefix in token_files(config) {
         let opened = IndexedDataset::open(dataset_prefix(Path::new(&prefix)), BinAccess::Mmap);

@@ -15,6 +15,7 @@ use crate::architecture::config::DecoderConfig;
 use crate::architecture::divisions::check_divides;
 use crate::architecture::hybrid::{HybridBlock, letters};
 use crate::architecture::limits::invalid;
+use crate::families::FAMILIES;
 use crate::models::encoder_decoder::{self, EncoderDecoder};
 
 /// The kind under which decoders are registered.
@@ -167,6 +168,11 @@ impl ModelConfig for GptModelConfig {
 
     fn transformer(&self) -> &TransformerConfig {
         &self.transformer
+    }
+
+    fn other_names(&self, parameter: &str) -> Vec<String> {
+        let rules = FAMILIES.iter().flat_map(|family| family.weights.iter().copied().flatten());
+        rules.filter_map(|rule| rule.names_of(parameter)).flatten().collect()
     }
 
     fn check(&self) -> Result<(), ModelBuildError> {
