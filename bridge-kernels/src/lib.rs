@@ -4,9 +4,9 @@
 //! - `mod.rs`: a public function on Burn tensors, which picks the implementation by the tensor's
 //!   device and documents shapes, and a `reference` made of plain Burn operations, which runs, with
 //!   gradients, on every backend;
-//! - `cpu.rs`: kernels on slices of float32, many of bfloat16 too; `flex.rs`: their connection to tensors of the Flex
-//!   backend; `cube.rs`: kernels for GPUs. They exist if they are faster, with a hand-written
-//!   backward, attached to the graph by [`vjp`];
+//! - `cpu.rs`: kernels on slices of float32, many of bfloat16 too; `flex.rs`: their connection to
+//!   tensors of the Flex backend; `cube.rs`: kernels for GPUs. They exist if they are faster, with
+//!   a hand-written backward, attached to the graph by [`vjp`];
 //! - a file for their shared types: options, states, tables.
 //!
 //! Code that operations share is in the folders `cpu`, `flex` and `cube`.
@@ -81,6 +81,7 @@ pub use linear::{linear, linear_activation, linear_glu, linear_of_activation, li
 pub use low_rank::{LowRank, LowRankSum, linear_low_rank, low_rank_row_squares, low_rank_sum};
 pub use norm::{layer_norm, residual_layer_norm, residual_rms_norm, rms_norm};
 pub use packed_attention::{PackedHeads, packed_attention};
+pub use precision::cast;
 pub use quantized::{CodeFormat, LinearWeight, Quantization, QuantizedMatrix, linear_weighted};
 pub use random::Philox;
 pub use reads::read_together;

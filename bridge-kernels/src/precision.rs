@@ -1,10 +1,16 @@
 //! Arithmetic in float32 on tensors of 16 bits: widened before, rounded once after.
 
+use burn::backend::Flex;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 #[cfg(feature = "cube")]
 use crate::cube::{Buffer, columns::column_sums};
 use crate::flex::{narrowed_tensor, widened_tensor};
+
+/// `x` in a dtype; on the CPU between float32 and bfloat16 on all threads.
+pub fn cast<const D: usize>(x: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
+    if dtype == FloatDType::F32 { float32(x) } else { narrow(x, dtype.into()) }
+}
 
 /// To float32, where the dtype is narrower.
 pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
@@ -14,9 +20,19 @@ pub(crate) fn widen<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
+/// True for a tensor of 16 bits on the CPU: operations with a kernel for float32 alone widen their
+/// inputs.
+pub(crate) fn is_narrow_on_cpu<const D: usize>(x: &Tensor<D>) -> bool {
+    x.dtype().size() == 2 && x.clone().without_autodiff().try_into_primitive::<Flex>().is_ok()
+}
+
 /// To float32 from any dtype.
 pub(crate) fn float32<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+    match x.dtype() {
+        DType::F32 => x,
+        DType::BF16 => widen(x),
+        _ => x.cast(FloatDType::F32),
+    }
 }
 
 /// Back to `dtype` after [`widen`].

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use bridge_dist::comm::{CommError, Group, ReduceOp};
+use bridge_kernels::cast;
 use bridge_kernels::optim::{GradientSums, accumulate, reads_16_bits};
 use bridge_regions::exchange::TensorExchange;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
@@ -14,9 +15,9 @@ use super::packing::Packing;
 /// dtype in which gradients are summed over micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AccumulationDType {
-    /// float32, for any dtype of the parameters. On GPUs a single gradient keeps the dtype of the
-    /// backward pass until a second one is added. Its value in float32 is the same, so no result
-    /// depends on this.
+    /// float32, for any dtype of the parameters. A single gradient keeps the dtype of the backward
+    /// pass until a second one is added where updates read it. Its value in float32 is the same, so
+    /// no result depends on this.
     Float32,
     /// The dtype the backward pass produced.
     AsComputed,
@@ -241,14 +242,14 @@ impl GradientBuffer {
 
 /// The tensor in float32.
 pub(super) fn to_float32(x: Tensor<1>) -> Tensor<1> {
-    if x.dtype() == DType::F32 { x } else { x.cast(FloatDType::F32) }
+    cast(x, FloatDType::F32)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A buffer that keeps gradients of 16 bits, as on a GPU, and one that does not.
+    /// A buffer that keeps gradients of 16 bits, and one that does not.
     fn buffers(accumulation: AccumulationDType) -> [GradientBuffer; 2] {
         let keeping: [fn(&Tensor<1>) -> bool; 2] = [|gradient| gradient.dtype().size() == 2, |_| false];
         keeping.map(|keeps| GradientBuffer { keeps, ..GradientBuffer::new(accumulation) })

@@ -7,20 +7,20 @@ use super::kind::{Activation, GatedUnit};
 use crate::cpu::element::Element;
 #[cfg(any(test, feature = "cuda"))]
 use crate::flex::Values;
-use crate::flex::{Typed, attach_one, gradient, tensor};
+use crate::flex::{Kernels, Typed, attach_one, gradient, tensor};
 use crate::recomputable::{Recomputable, Recompute};
 
 /// See [`crate::activation_recomputable`].
-pub(crate) fn activation<E: Element, const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Recomputable<D>> {
+pub(crate) fn activation<E: Kernels, const D: usize>(x: &Tensor<D>, kind: Activation) -> Option<Recomputable<D>> {
     let dims = x.dims();
     let values = Typed::<E>::contiguous_of(x)?;
-    let y = tensor(kernel::forward(values.slice(), kind), dims);
+    let y = tensor(E::activation(values.slice(), kind), dims);
     let kept = values.clone();
-    let recompute = Recompute::new(move || Typed::from_vec(kernel::forward(kept.slice(), kind), dims));
+    let recompute = Recompute::new(move || Typed::from_vec(E::activation(kept.slice(), kind), dims));
     let values = values.kept();
     let tensor = attach_one(y, x.clone(), move |dy: Typed<E>| {
         let mut dx = dy.into_vec();
-        kernel::backward(&mut dx, values.values().slice(), kind);
+        E::activation_backward(&mut dx, values.values().slice(), kind);
         gradient(dx, dims)
     });
     Some(Recomputable { tensor, recompute: Some(recompute) })

@@ -8,7 +8,7 @@ mod flex;
 
 use burn::tensor::{Int, Tensor, activation::silu};
 
-use crate::precision::{narrow, widen};
+use crate::precision::{is_narrow_on_cpu, narrow, widen};
 
 /// `silu(bias + sum over j of weight[.., j] * x[t - k + 1 + j])`, for each channel separately.
 /// Before the beginning of the sequence (with document ids, of the document) `x` is zero.
@@ -32,6 +32,10 @@ pub fn causal_conv(
     if let Some(y) = cube::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref()) {
         return y;
     }
+    if is_narrow_on_cpu(&x_btc) {
+        let dtype = x_btc.dtype();
+        return narrow(causal_conv(widen(x_btc), widen(weight_ck), bias_c.map(widen), document_ids), dtype);
+    }
     flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref(), true)
         .unwrap_or_else(|| causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
 }
@@ -47,6 +51,10 @@ pub fn linear_causal_conv(
     document_ids: Option<Tensor<2, Int>>,
 ) -> Tensor<3> {
     check(&x_btc, &weight_ck, bias_c.as_ref());
+    if is_narrow_on_cpu(&x_btc) {
+        let dtype = x_btc.dtype();
+        return narrow(linear_causal_conv(widen(x_btc), widen(weight_ck), bias_c.map(widen), document_ids), dtype);
+    }
     flex::causal_conv(&x_btc, &weight_ck, bias_c.as_ref(), document_ids.as_ref(), false)
         .unwrap_or_else(|| linear_causal_conv_reference(x_btc, weight_ck, bias_c, document_ids))
 }

@@ -58,14 +58,14 @@ impl Element for bf16 {
 const CHUNK: usize = 1 << 15;
 
 /// A copy of `x` in float32.
-pub fn widened<E: Element>(x: &[E]) -> Vec<f32> {
+pub fn widened(x: &[bf16]) -> Vec<f32> {
     filled(x.len(), |y| {
         y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| vectorised!(widen_into(y, x)));
     })
 }
 
 /// A rounded copy of `x`.
-pub fn narrowed<E: Element>(x: &[f32]) -> Vec<E> {
+pub fn narrowed(x: &[f32]) -> Vec<bf16> {
     filled(x.len(), |y| {
         y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| vectorised!(narrow_into(y, x)));
     })

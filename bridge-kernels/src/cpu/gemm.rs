@@ -1,4 +1,5 @@
-//! Matrix products on strided views: of float32 by the `gemm` crate, with bfloat16 by [`super::bf16`].
+//! Matrix products on strided views: of float32 by the `gemm` crate, with bfloat16 by
+//! [`super::bf16`].
 
 use std::marker::PhantomData;
 use std::ops::Range;

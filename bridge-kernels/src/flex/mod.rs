@@ -5,6 +5,8 @@
 //! pullback. Its functions return `None` where they do not apply (another device, another dtype);
 //! the caller then uses the reference.
 
+mod kernels;
+
 use std::marker::PhantomData;
 
 use burn::backend::tensor::FloatTensor;
@@ -151,13 +153,13 @@ impl<E: Element> Typed<E> {
 pub(crate) fn widened_tensor<const D: usize>(x: &Tensor<D>) -> Option<Tensor<D>> {
     let (values, dims) = (Typed::<bf16>::contiguous_of(x)?, x.dims());
     let y = tensor(widened(values.slice()), dims);
-    Some(attach_one(y, x.clone(), move |dy: Values| gradient(narrowed::<bf16>(dy.slice()), dims)))
+    Some(attach_one(y, x.clone(), move |dy: Values| gradient(narrowed(dy.slice()), dims)))
 }
 
 /// A copy in bfloat16 of a float32 tensor; `None` for other tensors.
 pub(crate) fn narrowed_tensor<const D: usize>(x: &Tensor<D>) -> Option<Tensor<D>> {
     let (values, dims) = (Values::contiguous_of(x)?, x.dims());
-    let y = tensor(narrowed::<bf16>(values.slice()), dims);
+    let y = tensor(narrowed(values.slice()), dims);
     Some(attach_one(y, x.clone(), move |dy: Typed<bf16>| gradient(widened(dy.slice()), dims)))
 }
 
@@ -189,7 +191,7 @@ pub(crate) fn rounded_gradient<const D: usize>(
     dtype: DType,
 ) -> Option<DispatchTensor> {
     match dtype {
-        DType::BF16 => gradient(narrowed::<bf16>(&values), shape),
+        DType::BF16 => gradient(narrowed(&values), shape),
         _ => gradient(values, shape),
     }
 }
@@ -225,6 +227,7 @@ macro_rules! tracked {
     ($($tensor:expr),+ $(,)?) => { vec![$($tensor.clone().into_dispatch()),+] };
 }
 
+pub(crate) use kernels::Kernels;
 pub(crate) use {by_element, tracked};
 
 /// [`vjp::attach_some`] of an operation on one tensor.

@@ -19,6 +19,8 @@ use burn::tensor::Tensor;
 pub use reference::gated_delta_rule_reference;
 pub use shape::{DeltaInputs, DeltaOptions};
 
+use crate::precision::{is_narrow_on_cpu, narrow};
+
 /// For each value head, with the state `S` of `[k, p]` that begins with zeros:
 ///
 /// ```text
@@ -39,6 +41,10 @@ pub use shape::{DeltaInputs, DeltaOptions};
 /// If the sizes do not fit each other.
 pub fn gated_delta_rule(inputs: DeltaInputs, options: &DeltaOptions) -> Tensor<4> {
     let sizes = inputs.check(options);
+    if is_narrow_on_cpu(&inputs.v_bthp) {
+        let dtype = inputs.v_bthp.dtype();
+        return narrow(gated_delta_rule(inputs.widened(), options), dtype);
+    }
     flex::gated_delta_rule(&inputs, sizes, options)
         .unwrap_or_else(|| gated_delta_rule_reference(inputs, None, options).0)
 }
@@ -57,6 +63,11 @@ pub fn gated_delta_rule_from(
     if let Some(state) = &state_bhkp {
         let expected = [sizes.b, sizes.h, sizes.k, sizes.p];
         assert_eq!(state.dims(), expected, "gated_delta_rule_from: a state for each head of each sequence");
+    }
+    if is_narrow_on_cpu(&inputs.v_bthp) {
+        let dtype = inputs.v_bthp.dtype();
+        let (y, state) = gated_delta_rule_from(inputs.widened(), state_bhkp, options);
+        return (narrow(y, dtype), state);
     }
     flex::gated_delta_rule_from(&inputs, state_bhkp.as_ref(), sizes, options)
         .unwrap_or_else(|| gated_delta_rule_reference(inputs, state_bhkp, options))

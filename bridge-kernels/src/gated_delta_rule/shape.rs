@@ -2,6 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
+use crate::precision::widen;
+
 /// Factors and sizes of the gated delta rule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DeltaOptions {
@@ -58,6 +60,13 @@ pub(super) struct Sizes {
 }
 
 impl DeltaInputs {
+    /// The same tensors in float32.
+    pub(super) fn widened(self) -> Self {
+        let Self { q_btgk, k_btgk, v_bthp, decay_bthe, beta_bth, document_ids } = self;
+        let [q_btgk, k_btgk, v_bthp, decay_bthe] = [q_btgk, k_btgk, v_bthp, decay_bthe].map(widen);
+        Self { q_btgk, k_btgk, v_bthp, decay_bthe, beta_bth: widen(beta_bth), document_ids }
+    }
+
     /// # Panics
     /// If the tensors do not fit each other.
     pub(super) fn check(&self, options: &DeltaOptions) -> Sizes {

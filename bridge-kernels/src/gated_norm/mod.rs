@@ -8,7 +8,7 @@ mod flex;
 
 use burn::tensor::{Tensor, activation::silu};
 
-use crate::precision::{narrow, widen};
+use crate::precision::{is_narrow_on_cpu, narrow, widen};
 
 /// `rms_norm(x * silu(z))`, the mean square taken over each of `groups` equal runs of channels (Dao
 /// and Gu, arXiv:2405.21060, section 7).
@@ -34,6 +34,10 @@ pub fn gated_rms_norm(
     #[cfg(feature = "cube")]
     if let Some(y) = cube::gated_rms_norm(&x_btc, &z_btc, &weight_c, groups, epsilon) {
         return y;
+    }
+    if is_narrow_on_cpu(&x_btc) {
+        let dtype = x_btc.dtype();
+        return narrow(gated_rms_norm(widen(x_btc), widen(z_btc), widen(weight_c), groups, epsilon), dtype);
     }
     flex::gated_rms_norm(&x_btc, &z_btc, &weight_c, groups, epsilon)
         .unwrap_or_else(|| gated_rms_norm_reference(x_btc, z_btc, weight_c, groups, epsilon))

@@ -3,15 +3,12 @@
 use burn::backend::{DispatchTensor, Flex};
 use burn::tensor::Tensor;
 
-use super::cpu as kernel;
-use crate::activation::cpu as activation;
 use crate::activation::{Activation, GatedUnit};
-use crate::cpu::element::Element;
 use crate::cpu::gemm::Matrix;
-use crate::flex::{KeptValues, Typed, Values, gradient, inputs, rounded_gradient, tensor};
+use crate::flex::{KeptValues, Kernels, Typed, Values, gradient, inputs, rounded_gradient, tensor};
 use crate::vjp::{self, Lift};
 
-pub(crate) fn linear<E: Element, const D: usize>(
+pub(crate) fn linear<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
@@ -22,7 +19,7 @@ pub(crate) fn linear<E: Element, const D: usize>(
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| backward.gradients(&Typed::from_gradient(dy))))
 }
 
-pub(crate) fn linear_residual<E: Element, const D: usize>(
+pub(crate) fn linear_residual<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
@@ -40,7 +37,7 @@ pub(crate) fn linear_residual<E: Element, const D: usize>(
     }))
 }
 
-pub(crate) fn linear_activation<E: Element, const D: usize>(
+pub(crate) fn linear_activation<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
@@ -49,17 +46,17 @@ pub(crate) fn linear_activation<E: Element, const D: usize>(
     let product = Product::<E, _>::new(x, weight_oi, bias_o)?;
     let shape = product.shape();
     let before = product.forward(None);
-    let y = tensor(activation::forward(&before, kind), shape);
+    let y = tensor(E::activation(&before, kind), shape);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<D>| {
         let mut gradient = Typed::from_gradient(dy).into_vec();
-        activation::backward(&mut gradient, &before, kind);
+        E::activation_backward(&mut gradient, &before, kind);
         drop(before);
         backward.gradients(&Typed::from_vec(gradient, shape))
     }))
 }
 
-pub(crate) fn linear_glu<E: Element>(
+pub(crate) fn linear_glu<E: Kernels>(
     x: &Tensor<3>,
     weight_oi: &Tensor<2>,
     bias_o: Option<&Tensor<1>>,
@@ -69,16 +66,16 @@ pub(crate) fn linear_glu<E: Element>(
     let shape = product.shape();
     let ([b, t, _], width) = (shape, shape[2] / 2);
     let before = product.forward(None);
-    let y = tensor(activation::glu(&before, width, unit), [b, t, width]);
+    let y = tensor(E::glu(&before, width, unit), [b, t, width]);
     let (inputs, backward) = product.into_backward();
     Some(vjp::attach_some(y, inputs, move |dy: Tensor<3>| {
-        let gradient = activation::glu_backward(Typed::from_gradient(dy).slice(), &before, width, unit);
+        let gradient = E::glu_backward(Typed::from_gradient(dy).slice(), &before, width, unit);
         drop(before);
         backward.gradients(&Typed::from_vec(gradient, shape))
     }))
 }
 
-pub(crate) fn linear_of_activation<E: Element, const D: usize>(
+pub(crate) fn linear_of_activation<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     kind: Activation,
     weight_oi: &Tensor<2>,
@@ -86,16 +83,16 @@ pub(crate) fn linear_of_activation<E: Element, const D: usize>(
 ) -> Option<Tensor<D>> {
     let unit = RecomputedActivation {
         dims: x.dims(),
-        forward: move |before: &[E]| activation::forward(before, kind),
+        forward: move |before: &[E]| E::activation(before, kind),
         backward: move |mut gradient: Vec<E>, before: &[E]| {
-            activation::backward(&mut gradient, before, kind);
+            E::activation_backward(&mut gradient, before, kind);
             gradient
         },
     };
     unit.product(x, weight_oi, bias_o)
 }
 
-pub(crate) fn linear_of_glu<E: Element>(
+pub(crate) fn linear_of_glu<E: Kernels>(
     x_bt2i: &Tensor<3>,
     unit: GatedUnit,
     weight_oi: &Tensor<2>,
@@ -104,8 +101,8 @@ pub(crate) fn linear_of_glu<E: Element>(
     let ([b, t, _], [_, width]) = (x_bt2i.dims(), weight_oi.dims());
     let unit = RecomputedActivation {
         dims: [b, t, width],
-        forward: move |before: &[E]| activation::glu(before, width, unit),
-        backward: move |gradient: Vec<E>, before: &[E]| activation::glu_backward(&gradient, before, width, unit),
+        forward: move |before: &[E]| E::glu(before, width, unit),
+        backward: move |gradient: Vec<E>, before: &[E]| E::glu_backward(&gradient, before, width, unit),
     };
     unit.product(x_bt2i, weight_oi, bias_o)
 }
@@ -120,7 +117,7 @@ struct RecomputedActivation<F, B, const D: usize> {
 }
 
 impl<F, B, const D: usize> RecomputedActivation<F, B, D> {
-    fn product<E: Element>(self, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Tensor<D>>
+    fn product<E: Kernels>(self, x: &Tensor<D>, weight_oi: &Tensor<2>, bias_o: Option<&Tensor<1>>) -> Option<Tensor<D>>
     where
         F: Fn(&[E]) -> Vec<E> + Send + 'static,
         B: Fn(Vec<E>, &[E]) -> Vec<E> + Send + 'static,
@@ -158,7 +155,7 @@ struct Product<'a, E, const D: usize> {
     bias: (Option<&'a Tensor<1>>, Option<Values>),
 }
 
-impl<'a, E: Element, const D: usize> Product<'a, E, D> {
+impl<'a, E: Kernels, const D: usize> Product<'a, E, D> {
     fn new(x: &'a Tensor<D>, weight_oi: &'a Tensor<2>, bias_o: Option<&'a Tensor<1>>) -> Option<Self> {
         if bias_o.is_some_and(|bias| bias.dtype() != E::DTYPE) {
             return None;
@@ -184,7 +181,7 @@ impl<'a, E: Element, const D: usize> Product<'a, E, D> {
     fn forward(&self, residual: Option<&[E]>) -> Vec<E> {
         let [_, inputs] = self.weight.0.dims();
         let x = Matrix::new(self.x.1.slice(), self.rows(), inputs);
-        kernel::forward(x, self.weight.1.matrix(), self.bias.1.as_ref().map(Values::slice), residual)
+        E::linear(x, self.weight.1.matrix(), self.bias.1.as_ref().map(Values::slice), residual)
     }
 
     /// The inputs of the operation, and its backward. Tensors that only gradients of frozen inputs
@@ -214,15 +211,15 @@ struct ProductBackward<E, const D: usize> {
     bias_tracked: Option<bool>,
 }
 
-impl<E: Element, const D: usize> ProductBackward<E, D> {
+impl<E: Kernels, const D: usize> ProductBackward<E, D> {
     /// Gradients of input, weight and, if there is one, bias, from that of the product.
     fn gradients(self, dy: &Typed<E>) -> Vec<Option<DispatchTensor>> {
         let [rows, inputs, outputs] = self.sizes;
         let dy_matrix = Matrix::new(dy.slice(), rows, outputs);
-        let dx = self.weight.and_then(|weight| gradient(kernel::grad_input(dy_matrix, weight.matrix()), self.dims));
+        let dx = self.weight.and_then(|weight| gradient(E::grad_input(dy_matrix, weight.matrix()), self.dims));
         let dw = self.x.and_then(|x| {
             let x = x.values();
-            let dw = kernel::grad_weight(dy_matrix, Matrix::new(x.slice(), rows, inputs));
+            let dw = E::grad_weight(dy_matrix, Matrix::new(x.slice(), rows, inputs));
             gradient(dw, [outputs, inputs])
         });
         let mut gradients = vec![dx, dw];
@@ -232,7 +229,7 @@ impl<E: Element, const D: usize> ProductBackward<E, D> {
 }
 
 /// The gradient of a bias `[o]`, if it is tracked, from that of the layer's output.
-pub(crate) fn bias_gradient<E: Element>(is_tracked: bool, dy: &Typed<E>, outputs: usize) -> Option<DispatchTensor> {
-    let sums = is_tracked.then(|| kernel::column_sums(dy.slice(), outputs));
+pub(crate) fn bias_gradient<E: Kernels>(is_tracked: bool, dy: &Typed<E>, outputs: usize) -> Option<DispatchTensor> {
+    let sums = is_tracked.then(|| E::column_sums(dy.slice(), outputs));
     sums.and_then(|sums| rounded_gradient(sums, [outputs], E::DTYPE))
 }

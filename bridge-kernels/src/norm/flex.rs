@@ -5,13 +5,12 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Tensor};
 
-use super::cpu::{self as kernel, NormGradients, Normed, Saved, Statistics};
-use crate::cpu::element::Element;
-use crate::flex::{Typed, Values, gradient, inputs, rounded_gradient, tensor};
+use super::cpu::{NormGradients, Normed, Saved, Statistics};
+use crate::flex::{Kernels, Typed, Values, gradient, inputs, rounded_gradient, tensor};
 use crate::recomputable::{Recomputable, Recompute};
 use crate::vjp;
 
-pub(crate) fn rms_norm<E: Element, const D: usize>(
+pub(crate) fn rms_norm<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     epsilon: f64,
@@ -19,7 +18,7 @@ pub(crate) fn rms_norm<E: Element, const D: usize>(
     Some(Operands::<E, D>::new(x, weight_c, None)?.rms_norm(epsilon).attach())
 }
 
-pub(crate) fn residual_rms_norm<E: Element, const D: usize>(
+pub(crate) fn residual_rms_norm<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     epsilon: f64,
@@ -27,7 +26,7 @@ pub(crate) fn residual_rms_norm<E: Element, const D: usize>(
     Some(Operands::<E, D>::new(x, weight_c, None)?.rms_norm(epsilon).attach_with(x))
 }
 
-pub(crate) fn layer_norm<E: Element, const D: usize>(
+pub(crate) fn layer_norm<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
@@ -36,7 +35,7 @@ pub(crate) fn layer_norm<E: Element, const D: usize>(
     Some(Operands::<E, D>::new(x, weight_c, bias_c)?.layer_norm(epsilon).attach())
 }
 
-pub(crate) fn residual_layer_norm<E: Element, const D: usize>(
+pub(crate) fn residual_layer_norm<E: Kernels, const D: usize>(
     x: &Tensor<D>,
     weight_c: &Tensor<1>,
     bias_c: Option<&Tensor<1>>,
@@ -55,7 +54,7 @@ struct Operands<E, const D: usize> {
     inputs: Vec<DispatchTensor>,
 }
 
-impl<E: Element, const D: usize> Operands<E, D> {
+impl<E: Kernels, const D: usize> Operands<E, D> {
     fn new(x: &Tensor<D>, weight_c: &Tensor<1>, bias_c: Option<&Tensor<1>>) -> Option<Self> {
         bias_c.is_none_or(|bias| bias.dtype() == weight_c.dtype()).then_some(())?;
         Some(Self {
@@ -68,16 +67,16 @@ impl<E: Element, const D: usize> Operands<E, D> {
     }
 
     fn rms_norm(self, epsilon: f64) -> Operation<E, D> {
-        let normed = kernel::rms_norm(self.x.slice(), self.weight.0.slice(), epsilon);
-        Operation::new(self, normed, kernel::rms_norm_backward, |x, weight, _, statistics| {
-            kernel::rms_norm_again(x, weight, statistics)
+        let normed = E::rms_norm(self.x.slice(), self.weight.0.slice(), epsilon);
+        Operation::new(self, normed, E::rms_norm_backward, |x, weight, _, statistics| {
+            E::rms_norm_again(x, weight, statistics)
         })
     }
 
     fn layer_norm(self, epsilon: f64) -> Operation<E, D> {
         let bias = self.bias.as_ref().map(Values::slice);
-        let normed = kernel::layer_norm(self.x.slice(), self.weight.0.slice(), bias, epsilon);
-        Operation::new(self, normed, kernel::layer_norm_backward, kernel::layer_norm_again)
+        let normed = E::layer_norm(self.x.slice(), self.weight.0.slice(), bias, epsilon);
+        Operation::new(self, normed, E::layer_norm_backward, E::layer_norm_again)
     }
 }
 
@@ -98,7 +97,7 @@ struct Operation<E, const D: usize> {
     recompute: RecomputeOutput<E>,
 }
 
-impl<E: Element, const D: usize> Operation<E, D> {
+impl<E: Kernels, const D: usize> Operation<E, D> {
     fn new(
         operands: Operands<E, D>,
         Normed { y, statistics }: Normed<E>,

@@ -1,6 +1,6 @@
 //! RMSNorm and LayerNorm over the last dimension.
 
-mod cpu;
+pub(crate) mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
 mod flex;

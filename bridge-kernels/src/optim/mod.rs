@@ -92,13 +92,18 @@ impl AdamWUpdates {
         if cube::applies_to(&state, &gradient) {
             return self.waiting.add(state, &gradient, rule, step, previous);
         }
-        let dtype = previous.map(|previous| FloatDType::from(previous.dtype()));
-        let gradient = if dtype.is_some() { widen(gradient) } else { gradient };
-        let state = match flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq, &gradient]) {
-            true => flex::adamw(state, &gradient, AdamWConstants::new(rule, step)),
+        let constants = AdamWConstants::new(rule, step);
+        let is_plain = flex::all_plain(&[&state.parameter, &state.exp_avg, &state.exp_avg_sq]);
+        let dtype = previous.as_ref().map(Tensor::dtype);
+        if is_plain && flex::reads(&gradient) && previous.as_ref().is_none_or(flex::is_bfloat16) {
+            return flex::adamw(state, &gradient, constants, previous);
+        }
+        let gradient = widen(gradient);
+        let state = match is_plain && flex::reads(&gradient) {
+            true => flex::adamw(state, &gradient, constants, None).0,
             false => adamw_reference(state, gradient, rule, step),
         };
-        let rounded = dtype.map(|dtype| narrow(state.parameter.clone(), dtype.into()));
+        let rounded = dtype.map(|dtype| narrow(state.parameter.clone(), dtype));
         (state, rounded)
     }
 
@@ -252,15 +257,17 @@ pub fn count_zeros(x: &Tensor<1>) -> u64 {
     flex::count_zeros(x).unwrap_or_else(|| x.to_data().iter::<f32>().filter(|v| *v == 0.0).count() as u64)
 }
 
-/// True if updates, sums of squares and sums read a 16-bit gradient in the same pass as float32.
-/// True on GPUs; other devices would widen the gradient in a separate pass.
+/// True if updates, sums of squares and sums read a 16-bit gradient in the same pass as float32:
+/// on GPUs, and of bfloat16 on CPUs. Others are widened in a separate pass.
 pub fn reads_16_bits(gradient: &Tensor<1>) -> bool {
-    #[cfg(feature = "cube")]
-    if gradient.dtype().size() == 2 {
-        return cube::reads(gradient);
+    if gradient.dtype().size() != 2 {
+        return false;
     }
-    let _ = gradient;
-    false
+    #[cfg(feature = "cube")]
+    if cube::reads(gradient) {
+        return true;
+    }
+    flex::reads(gradient)
 }
 
 /// `accumulated + gradient`, reusing the accumulator's memory where the backend can. A gradient of
@@ -306,8 +313,11 @@ impl GradientSums {
         if cube::adds(&first, &second) {
             return self.waiting.add(first, &second);
         }
-        let (first, second) = (widen(first), widen(second));
-        if flex::all_plain(&[&first, &second]) { flex::accumulate(first, &second) } else { first + second }
+        let first = widen(first);
+        if flex::all_plain(&[&first]) && flex::reads(&second) {
+            return flex::accumulate(first, &second);
+        }
+        first + widen(second)
     }
 
     /// Launches the pending kernels. Dropping the value does so, too.

@@ -8,7 +8,7 @@ mod flex;
 
 use burn::tensor::{Int, Tensor, activation::softplus};
 
-use crate::precision::{narrow, widen};
+use crate::precision::{is_narrow_on_cpu, narrow, widen};
 
 /// The tensors of a scan; see [`selective_scan`].
 #[derive(Clone, Debug)]
@@ -32,6 +32,14 @@ pub struct SelectiveInputs {
 }
 
 impl SelectiveInputs {
+    /// The same tensors in float32.
+    fn widened(self) -> Self {
+        let Self { x_bti, dt_bti, a_log_in, b_btn, c_btn, dt_bias_i, d_i, document_ids } = self;
+        let [x_bti, dt_bti, b_btn, c_btn] = [x_bti, dt_bti, b_btn, c_btn].map(widen);
+        let [dt_bias_i, d_i] = [dt_bias_i, d_i].map(widen);
+        Self { x_bti, dt_bti, a_log_in: widen(a_log_in), b_btn, c_btn, dt_bias_i, d_i, document_ids }
+    }
+
     /// # Panics
     /// If the tensors do not fit each other.
     fn check(&self) {
@@ -67,6 +75,10 @@ impl SelectiveInputs {
 /// If the sizes do not fit each other.
 pub fn selective_scan(inputs: SelectiveInputs) -> Tensor<3> {
     inputs.check();
+    if is_narrow_on_cpu(&inputs.x_bti) {
+        let dtype = inputs.x_bti.dtype();
+        return narrow(selective_scan(inputs.widened()), dtype);
+    }
     flex::selective_scan(&inputs).unwrap_or_else(|| selective_scan_reference(inputs, None).0)
 }
 
@@ -80,6 +92,11 @@ pub fn selective_scan_from(inputs: SelectiveInputs, state_bin: Option<Tensor<3>>
     let ([b, _, _], [i, n]) = (inputs.x_bti.dims(), inputs.a_log_in.dims());
     if let Some(state) = &state_bin {
         assert_eq!(state.dims(), [b, i, n], "selective_scan_from: a state for each channel of each sequence");
+    }
+    if is_narrow_on_cpu(&inputs.x_bti) {
+        let dtype = inputs.x_bti.dtype();
+        let (y, state) = selective_scan_from(inputs.widened(), state_bin);
+        return (narrow(y, dtype), state);
     }
     let found = flex::selective_scan_from(&inputs, state_bin.as_ref());
     found.unwrap_or_else(|| selective_scan_reference(inputs, state_bin))

@@ -21,7 +21,7 @@ use burn::tensor::{Bool, Int, Tensor, activation::softplus};
 
 pub use shape::{ScanInputs, ScanOptions};
 
-use crate::precision::{narrow, widen};
+use crate::precision::{is_narrow_on_cpu, narrow, widen};
 
 /// For each head, with `dt = clamp(softplus(dt + dt_bias))` and the state `S` of `[n, p]` that
 /// begins with zeros:
@@ -46,6 +46,10 @@ pub fn ssd_scan(inputs: ScanInputs, options: &ScanOptions) -> Tensor<3> {
     if let Some(y) = cube::ssd_scan(&inputs, options) {
         return y;
     }
+    if is_narrow_on_cpu(&inputs.xbc_btf) {
+        let dtype = inputs.xbc_btf.dtype();
+        return narrow(ssd_scan(inputs.widened(), options), dtype);
+    }
     flex::ssd_scan(&inputs, options).unwrap_or_else(|| ssd_scan_reference(inputs, None, options).0)
 }
 
@@ -68,6 +72,11 @@ pub fn ssd_scan_from(
     #[cfg(feature = "cube")]
     if let Some(found) = cube::ssd_scan_from(&inputs, state_bhnp.as_ref(), options) {
         return found;
+    }
+    if is_narrow_on_cpu(&inputs.xbc_btf) {
+        let dtype = inputs.xbc_btf.dtype();
+        let (y, state) = ssd_scan_from(inputs.widened(), state_bhnp, options);
+        return (narrow(y, dtype), state);
     }
     let found = flex::ssd_scan_from(&inputs, state_bhnp.as_ref(), options);
     found.unwrap_or_else(|| ssd_scan_reference(inputs, state_bhnp, options))

@@ -2,6 +2,8 @@
 
 use burn::tensor::{Int, Tensor};
 
+use crate::precision::widen;
+
 /// Sizes of a scan, and the range of its time steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScanOptions {
@@ -35,6 +37,13 @@ pub struct ScanInputs {
 }
 
 impl ScanInputs {
+    /// The same tensors in float32.
+    pub(super) fn widened(self) -> Self {
+        let Self { xbc_btf, dt_bth, a_log_h, dt_bias_h, d_h, document_ids } = self;
+        let [a_log_h, dt_bias_h, d_h] = [a_log_h, dt_bias_h, d_h].map(widen);
+        Self { xbc_btf: widen(xbc_btf), dt_bth: widen(dt_bth), a_log_h, dt_bias_h, d_h, document_ids }
+    }
+
     /// # Panics
     /// If the tensors do not fit each other.
     pub(super) fn check(&self, options: &ScanOptions) {

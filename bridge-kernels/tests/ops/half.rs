@@ -84,8 +84,8 @@ fn a_common_ids_gradient_does_not_stall() {
     assert_eq!(gradient, [0.0, 0.0, 4096.0, 4096.0, 0.0, 0.0]);
 }
 
-/// The output of `f` and the gradients of its inputs, in bfloat16 and in float32 on the same inputs:
-/// they differ by roundings.
+/// Compares the output of `f` and the gradients of its inputs in bfloat16 with those in float32 on
+/// the same inputs: they differ by roundings.
 fn assert_close_to_float32<const N: usize>(shapes: [[usize; 3]; N], f: impl Fn([Tensor<3>; N]) -> Tensor<3>) {
     let device = Device::flex().autodiff();
     let run = |dtype: FloatDType| {

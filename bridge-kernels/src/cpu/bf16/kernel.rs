@@ -7,11 +7,12 @@
 
 use std::arch::x86_64::{
     __m256i, __m512, __m512bh, __m512i, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16, _mm512_add_ps,
-    _mm512_castps_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32, _mm512_cvtne2ps_pbh,
-    _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps, _mm512_loadu_si512,
-    _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16, _mm512_maskz_loadu_ps, _mm512_mul_ps,
-    _mm512_or_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4,
-    _mm512_slli_epi32, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32,
+    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps,
+    _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32, _mm512_set1_ps,
+    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
 
 use burn::tensor::DType;
@@ -217,6 +218,96 @@ fn transpose(r: &mut [__m512i; LANES]) {
         r[i + 8] = _mm512_shuffle_i32x4::<0xdd>(t[i], t[i + 8]);
         r[i + 4] = _mm512_shuffle_i32x4::<0x88>(t[i + 4], t[i + 12]);
         r[i + 12] = _mm512_shuffle_i32x4::<0xdd>(t[i + 4], t[i + 12]);
+    }
+}
+
+/// Rows that [`dots`] multiplies at once, at most.
+pub const FEW: usize = 4;
+/// Vectors that [`dots`] reads at once: with [`FEW`] rows they leave registers for two sums each.
+const DOTTED: usize = 4;
+/// Elements that a step of [`dots`] reads of a vector.
+const STEP: usize = 2 * LANES;
+
+/// Lines that a row of `len` elements takes for [`dots`].
+pub const fn row_lines<const PAIRS: bool>(len: usize) -> usize {
+    len.div_ceil(STEP) * if PAIRS { 1 } else { 2 }
+}
+
+/// Arranges a row for [`dots`]: in bfloat16, or the even and the odd elements of a step in float32.
+pub fn arrange<E: Element, const PAIRS: bool>(lines: &mut [Line], row: impl Iterator<Item = E>) {
+    lines.fill(Line::zeroed());
+    for (i, x) in row.enumerate() {
+        let (step, place) = (i / STEP, i % STEP);
+        if PAIRS {
+            let half = u32::from(half::bf16::narrow(x.wide()).to_bits());
+            lines[step].0[place / 2] |= half << (16 * (place % 2));
+        } else {
+            lines[2 * step + place % 2].0[place / 2] = x.wide().to_bits();
+        }
+    }
+}
+
+/// Writes the products of `rows` arranged rows with each of some vectors, whose elements are
+/// adjacent, to `sums`, a row of them for each vector.
+///
+/// # Safety
+/// As [`pack_rows`].
+pub unsafe fn dots<E: Element, const PAIRS: bool>(
+    sums: &mut [[f32; FEW]],
+    lines: &[Line],
+    rows: usize,
+    vectors: Matrix<'_, E>,
+) {
+    let of_row = row_lines::<PAIRS>(vectors.cols());
+    let is_adjacent = vectors.strides()[1] == 1 || vectors.cols() <= 1;
+    assert!(is_adjacent && sums.len() == vectors.rows() && lines.len() == rows * of_row, "sums of arranged rows");
+    // SAFETY: sums, lines and vectors have these sizes.
+    unsafe {
+        match rows {
+            1 => dots_of::<E, 1, PAIRS>(sums, lines, of_row, vectors),
+            2 => dots_of::<E, 2, PAIRS>(sums, lines, of_row, vectors),
+            3 => dots_of::<E, 3, PAIRS>(sums, lines, of_row, vectors),
+            4 => dots_of::<E, 4, PAIRS>(sums, lines, of_row, vectors),
+            _ => unreachable!("at most {FEW} rows"),
+        }
+    }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn dots_of<E: Element, const R: usize, const PAIRS: bool>(
+    sums: &mut [[f32; FEW]],
+    lines: &[Line],
+    of_row: usize,
+    vectors: Matrix<'_, E>,
+) {
+    let (len, [stride, _]) = (vectors.cols(), vectors.strides());
+    for (block, sums) in sums.chunks_mut(DOTTED).enumerate() {
+        let mut found = [[[_mm512_setzero_ps(); 2]; R]; DOTTED];
+        for (step, k) in (0..len).step_by(STEP).enumerate() {
+            for (i, found) in found.iter_mut().enumerate().take(sums.len()) {
+                // SAFETY: the vectors and rows are this long, and missing elements are zeros.
+                unsafe {
+                    let from = vectors.as_ptr().add((block * DOTTED + i) * stride + k);
+                    let both = narrow_along(from, (len - k).min(STEP));
+                    for (row, found) in found.iter_mut().enumerate() {
+                        let x = lines.as_ptr().add(row * of_row).cast::<__m512i>();
+                        if PAIRS {
+                            found[0] = _mm512_dpbf16_ps(found[0], halves(*x.add(step)), halves(both));
+                        } else {
+                            let even = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(both));
+                            let odd = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(!0xffff)));
+                            found[0] = _mm512_fmadd_ps(_mm512_castsi512_ps(*x.add(2 * step)), even, found[0]);
+                            found[1] = _mm512_fmadd_ps(_mm512_castsi512_ps(*x.add(2 * step + 1)), odd, found[1]);
+                        }
+                    }
+                }
+            }
+        }
+        for (sums, found) in sums.iter_mut().zip(found) {
+            for (sum, [even, odd]) in sums.iter_mut().zip(found) {
+                *sum = _mm512_reduce_add_ps(_mm512_add_ps(even, odd));
+            }
+        }
     }
 }
 

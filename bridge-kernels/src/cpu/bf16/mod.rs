@@ -223,13 +223,15 @@ mod packed {
     use rayon::prelude::*;
 
     use super::Factors;
-    use super::kernel::{COLUMNS, Line, ROWS, Terms, pack_columns, pack_rows, steps, tile};
+    use super::kernel::{
+        COLUMNS, FEW, Line, ROWS, Terms, arrange, dots, pack_columns, pack_rows, row_lines, steps, tile,
+    };
     use crate::cpu::buffer::{arbitrary, filled};
     use crate::cpu::element::Element;
     use crate::cpu::gemm::{Matrix, MatrixMut, Output, PARALLEL_WORK, Threads};
 
-    /// Steps along `k` of a block, at most: two panels of columns take half a megabyte.
-    const STEPS: usize = 2048;
+    /// Steps along `k` of a block, at most: the first-level cache holds a panel of rows.
+    const STEPS: usize = 512;
     /// Values of a packed group of columns: half a megabyte, which the second-level cache holds.
     const GROUP: usize = 1 << 17;
     /// Values of a packed block of rows, about: 4 MiB.
@@ -244,6 +246,9 @@ mod packed {
     ) {
         let Factors { a, b, scale, bias, residual } = factors;
         let (m, n, k) = (a.rows(), b.cols(), a.cols());
+        if m <= FEW && b.strides()[0] == 1 {
+            return few_rows::<A, B, O, PAIRS>(out, output, factors, threads);
+        }
         let is_parallel = threads == Threads::All && m * n * k >= PARALLEL_WORK;
         let count = steps::<PAIRS>(k).div_ceil(STEPS).max(1);
         let longest = k.div_ceil(count).next_multiple_of(2);
@@ -280,6 +285,47 @@ mod packed {
             match is_last {
                 true => block::<A, B, O, PAIRS>(out, a, b, terms, is_parallel),
                 false => block::<A, B, f32, PAIRS>(&sums, a, b, terms, is_parallel),
+            }
+        }
+    }
+
+    /// Columns of one task of [`few_rows`], at least.
+    const FEWEST_COLUMNS: usize = 64;
+
+    /// The product of a few rows, as decode makes them: columns are read where they are.
+    fn few_rows<A: Element, B: Element, O: Element, const PAIRS: bool>(
+        out: &MatrixMut<'_, O>,
+        output: Output,
+        factors: Factors<'_, A, B>,
+        threads: Threads,
+    ) {
+        let Factors { a, b, scale, bias, residual } = factors;
+        let (m, n) = (a.rows(), b.cols());
+        let lines = filled(m * row_lines::<PAIRS>(a.cols()), |lines| {
+            for (row, lines) in lines.chunks_exact_mut(row_lines::<PAIRS>(a.cols()).max(1)).enumerate() {
+                let a = a.row_range(row, 1);
+                arrange::<A, PAIRS>(lines, a.data().iter().step_by(a.strides()[1].max(1)).take(a.cols()).copied());
+            }
+        });
+        let mut sums = vec![[0.0; FEW]; n];
+        let columns = if threads == Threads::One { n } else { n.div_ceil(rayon::current_num_threads()) };
+        let columns = columns.max(FEWEST_COLUMNS);
+        let fill = |(i, sums): (usize, &mut [[f32; FEW]])| {
+            let columns = b.t().row_range(i * columns, sums.len());
+            // SAFETY: forms by blocks are chosen only where the machine has them.
+            unsafe { dots::<B, PAIRS>(sums, &lines, m, columns) };
+        };
+        match sums.len() > columns {
+            true => sums.par_chunks_mut(columns).enumerate().for_each(fill),
+            false => fill((0, &mut sums)),
+        }
+        for row in 0..m {
+            // SAFETY: no task runs any more.
+            let y = unsafe { out.row(row) };
+            for (column, (y, sums)) in y.iter_mut().zip(&sums).enumerate() {
+                let old = if output == Output::Add { y.wide() } else { 0.0 };
+                let residual = residual.map_or(0.0, |x| x.row(row)[column].wide());
+                *y = O::narrow(scale * sums[row] + old + bias.map_or(0.0, |bias| bias[column]) + residual);
             }
         }
     }

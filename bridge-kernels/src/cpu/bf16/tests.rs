@@ -64,6 +64,10 @@ fn products_are_those_of_float64() {
         check::<bf16, bf16, bf16>(form, [5, 35, 4500], [false, true], Output::Add);
         check::<bf16, bf16, f32>(form, [5, 35, 4500], [true, false], Output::Set);
         check::<f32, bf16, bf16>(form, [540, 3, 2050], [false, false], Output::Set);
+        check::<bf16, bf16, bf16>(form, [1, 67, 131], [false, true], Output::Set);
+        check::<f32, bf16, f32>(form, [3, 70, 64], [true, true], Output::Add);
+        check::<bf16, f32, bf16>(form, [4, 9, 33], [false, true], Output::Set);
+        check::<bf16, bf16, bf16>(form, [2, 3, 0], [false, true], Output::Set);
         check::<bf16, bf16, bf16>(form, [7, 3, 0], [false, false], Output::Set);
         check::<bf16, bf16, bf16>(form, [1, 1, 1], [false, false], Output::Set);
     }
@@ -72,7 +76,7 @@ fn products_are_those_of_float64() {
 #[test]
 fn every_number_of_threads_gives_the_same_bits() {
     for form in FORMS.into_iter().filter(|form| form.is_supported()) {
-        for [m, n, k] in [[300, 500, 4200], [1000, 40, 130], [40, 1000, 130]] {
+        for [m, n, k] in [[300, 500, 4200], [1000, 40, 130], [40, 1000, 130], [2, 700, 130]] {
             let (a, b) = (values::<bf16>(1, m * k), values::<bf16>(2, k * n));
             let run = |threads: usize| {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
