@@ -45,6 +45,12 @@ impl RotaryTable {
         Self { cos: self.cos * factor, sin: self.sin * factor, pairing: self.pairing }
     }
 
+    /// The negative angles.
+    #[must_use]
+    pub fn reversed(self) -> Self {
+        Self { sin: -self.sin, ..self }
+    }
+
     /// The same angles with another pairing.
     #[must_use]
     pub fn paired(self, pairing: RotaryPairing) -> Self {

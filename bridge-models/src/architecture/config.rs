@@ -201,6 +201,14 @@ config_table! {
             },
             write: |linear, _, section| linear.iter().for_each(|linear| linear.write(section)),
         };
+        /// Attention to a window and to compressed entries of earlier tokens.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compressed: Option<CompressedConfig> = None => SettingCodec {
+            read: |section, _| {
+                section.compressed_attention_rates.as_ref().map(|_| CompressedConfig::read(section)).transpose()
+            },
+            write: |compressed, _, section| compressed.iter().for_each(|compressed| compressed.write(section)),
+        };
         /// Softmax attention to chosen keys.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         indexer: Option<IndexerConfig> = None => SettingCodec {
@@ -213,8 +221,8 @@ config_table! {
                 section.dsa_indexer_k_norm_epsilon = epsilon.filter(|epsilon| *epsilon != decoder.norm.epsilon);
             },
         };
-        /// Keys that queries of each layer attend to, in models with an indexer; `None` if each layer
-        /// chooses.
+        /// Keys that queries of each layer attend to, in models with an indexer; `None` if each
+        /// layer chooses.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         key_sources: Option<Vec<KeySource>> = None => codecs::KEY_SOURCES;
         /// An encoder, to whose output each layer attends.
@@ -420,6 +428,23 @@ config_table! {
 }
 
 config_table! {
+    /// Attention to one head of keys, which are the values too, in a window, and to entries.
+    pub struct CompressedConfig {
+        /// Tokens that an entry compresses, by layer; 0 for a layer without entries.
+        rates: Vec<usize> = Vec::new() => SettingCodec {
+            read: |section, _| Ok(section.compressed_attention_rates.clone().unwrap_or_default()),
+            write: |rates, _, section| section.compressed_attention_rates = Some(rates.clone()),
+        };
+        /// Size of the latent vector of queries.
+        q_lora_rank: usize = 1024 => setting_or!(q_lora_rank, |_| 0);
+        /// Groups of heads that project the output first, each for itself.
+        output_groups: usize = 8 => setting!(attention_output_groups);
+        /// Elements that a group's first projection makes.
+        output_rank: usize = 1024 => setting!(attention_output_rank);
+    }
+}
+
+config_table! {
     /// Choice of the keys that queries attend to.
     #[derive(Copy)]
     pub struct IndexerConfig {
@@ -528,6 +553,9 @@ config_table! {
         /// counts.
         #[serde(default = "sparsemixer_jitter")]
         sparsemixer_jitter: f64 = 0.01 => setting!(moe_router_sparsemixer_jitter);
+        /// First layers that send a token to the experts of a table.
+        #[serde(default)]
+        hash_layers: usize = 0 => setting!(moe_num_hash_layers);
         /// True if an expert's input is multiplied by its weight, not its output.
         #[serde(default)]
         weighted_inputs: bool = false => setting!(moe_apply_probs_on_input);
@@ -630,18 +658,6 @@ config_table! {
         /// The experts of a rank are one operation. The result is the same.
         #[serde(default)]
         grouped_gemm: bool = false => setting!(moe_grouped_gemm);
-    }
-}
-
-impl MoeConfig {
-    /// Experts that the router chooses among.
-    pub fn num_choices(&self) -> usize {
-        self.num_experts.saturating_add(self.num_identity_experts)
-    }
-
-    /// Elements of a token that an expert reads and writes.
-    pub fn expert_width(&self, decoder: &DecoderConfig) -> usize {
-        self.latent_size.unwrap_or(decoder.hidden_size)
     }
 }
 

@@ -184,6 +184,12 @@ impl DecoderConfig {
         self.indexer.as_ref().filter(|_| self.key_source(index) == KeySource::Chosen)
     }
 
+    /// The indexer of compressed entries of layer `index` (global).
+    pub(crate) fn compressed_indexer(&self, index: usize) -> Option<&IndexerConfig> {
+        let has_entries = self.compressed.as_ref().is_some_and(|compressed| compressed.rates[index] > 0);
+        self.indexer_of(index).filter(|_| has_entries)
+    }
+
     /// Layer (global) whose choice of keys layer `index` uses.
     pub(crate) fn choice_from(&self, index: usize) -> Option<usize> {
         let shares = self.indexer.is_some() && self.key_source(index) == KeySource::Shared;
@@ -262,6 +268,27 @@ impl DecoderConfig {
     /// The experts of layer `index` (global), if it has them.
     pub fn moe_layer(&self, index: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|moe| moe.layers.includes(index))
+    }
+}
+
+impl MoeConfig {
+    /// The experts of layer `index` (global): `hash_layers` is above 0 if a table chooses there.
+    pub(crate) fn of_layer(&self, index: usize) -> Cow<'_, Self> {
+        match (self.hash_layers, index < self.hash_layers) {
+            (0, _) => Cow::Borrowed(self),
+            (_, true) => Cow::Owned(Self { expert_bias: false, ..self.clone() }),
+            (_, false) => Cow::Owned(Self { hash_layers: 0, ..self.clone() }),
+        }
+    }
+
+    /// Experts that the router chooses among.
+    pub fn num_choices(&self) -> usize {
+        self.num_experts.saturating_add(self.num_identity_experts)
+    }
+
+    /// Elements of a token that an expert reads and writes.
+    pub fn expert_width(&self, decoder: &DecoderConfig) -> usize {
+        self.latent_size.unwrap_or(decoder.hidden_size)
     }
 }
 

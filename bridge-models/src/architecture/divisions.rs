@@ -32,6 +32,7 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         // Each rank has whole key heads with their value heads.
         sizes.push(("model.linear_num_key_heads", linear.num_key_heads));
     }
+    sizes.extend(config.compressed.as_ref().map(|one| ("model.attention_output_groups", one.output_groups)));
     if let Some(moe) = &config.moe {
         sizes.extend(
             moe.shared_expert_intermediate_size.map(|size| ("model.moe_shared_expert_intermediate_size", size)),

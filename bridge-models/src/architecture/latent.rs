@@ -3,8 +3,8 @@
 use bridge_core::config::QkNormScope;
 use bridge_core::model::ModelBuildError;
 
-use super::choices::KeySource;
-use super::config::{DecoderConfig, IndexerConfig, LatentConfig};
+use super::choices::{KeySource, LayerPattern};
+use super::config::{CompressedConfig, DecoderConfig, IndexerConfig, LatentConfig, PositionEmbedding};
 use super::limits::{LARGEST_SIZE, invalid};
 
 impl DecoderConfig {
@@ -63,8 +63,9 @@ impl DecoderConfig {
     }
 
     pub(super) fn validate_indexer(&self, indexer: &IndexerConfig) -> Result<(), ModelBuildError> {
-        if self.latent.is_some() == indexer.block_size.is_some() {
-            let message = "needs multi_latent_attention = true, whose keys it chooses, or else dsa_indexer_block_size";
+        if (self.latent.is_some() || self.compressed.is_some()) == indexer.block_size.is_some() {
+            let message =
+                "needs multi_latent_attention = true or compressed_attention_rates, or else dsa_indexer_block_size";
             return Err(invalid("model.dsa_indexer_topk", message.into()));
         }
         let sizes = [
@@ -96,6 +97,59 @@ impl DecoderConfig {
         Ok(())
     }
 
+    pub(super) fn validate_compressed(&self, compressed: &CompressedConfig) -> Result<(), ModelBuildError> {
+        let key = "model.compressed_attention_rates";
+        if compressed.rates.len() != self.num_layers {
+            let message = format!("expected one entry a layer ({}), found {}", self.num_layers, compressed.rates.len());
+            return Err(invalid(key, message));
+        }
+        let groups = compressed.output_groups;
+        if groups == 0 || !self.num_attention_heads.is_multiple_of(groups) {
+            let message = format!("expected a divisor of {} heads, found {groups}", self.num_attention_heads);
+            return Err(invalid("model.attention_output_groups", message));
+        }
+        for (key, size) in
+            [("model.q_lora_rank", compressed.q_lora_rank), ("model.attention_output_rank", compressed.output_rank)]
+        {
+            if !(1..=LARGEST_SIZE).contains(&size) {
+                return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
+            }
+        }
+        let (rope, fits_indexer) = match (&self.position_embedding, &self.indexer) {
+            (PositionEmbedding::Rope(rope), None) => (Some(rope), true),
+            (PositionEmbedding::Rope(rope), Some(indexer)) => {
+                let rotates = indexer.rotates_last && indexer.interleaved == rope.interleaved;
+                (Some(rope), rotates && indexer.loss_coeff == 0.0)
+            }
+            _ => (None, true),
+        };
+        let shares = self.key_sources.as_ref().is_some_and(|sources| sources.contains(&KeySource::Shared));
+        let reason = if self.num_query_groups != 1 {
+            "num_query_groups other than 1"
+        } else if self.window_size.is_none() || self.window_layers != LayerPattern::All || self.window_chunks {
+            "layers without a sliding window"
+        } else if rope.is_none() || self.no_rope_layers != LayerPattern::None {
+            "layers without rotary embedding"
+        } else if !fits_indexer || shares {
+            "an indexer that has a loss, that layers share, or that does not rotate as attention does, at the end"
+        } else if self.hybrid.is_some() || self.encoder.is_some() || self.linear_attention.is_some() {
+            "layers of other kinds than softmax attention"
+        } else if self.mtp_num_layers > 0 {
+            "mtp_num_layers above 0"
+        } else if self.output_gate.is_some() || self.clip_qkv.is_some() || self.query_scale.is_some() {
+            "gates, limits or factors of queries"
+        } else if self.attention_softcap.is_some() || self.qk_layernorm || self.qk_l2_norm || self.v_l2_norm {
+            "a softcap, or norms of queries, keys or values"
+        } else if self.qkv_bias || self.proj_bias || self.other_values().1 || self.keys_as_values {
+            "biases, or heads of values of their own"
+        } else if self.num_kv_shared_layers > 0 {
+            "num_kv_shared_layers"
+        } else {
+            return Ok(());
+        };
+        Err(invalid(key, format!("cannot be combined with {reason}")))
+    }
+
     /// Checks that a layer that shares a choice of keys is behind one that makes it.
     fn validate_key_sources(&self) -> Result<(), ModelBuildError> {
         let Some(sources) = &self.key_sources else { return Ok(()) };
@@ -113,8 +167,8 @@ impl DecoderConfig {
         Err(invalid("model.dsa_indexer_topk_freq", message))
     }
 
-    /// Checks an indexer that chooses blocks of `size` keys, by a head for each group of query heads
-    /// or by one for all.
+    /// Checks an indexer that chooses blocks of `size` keys, by a head for each group of query
+    /// heads or by one for all.
     fn validate_blocks(&self, indexer: &IndexerConfig, size: usize) -> Result<(), ModelBuildError> {
         let key = "model.dsa_indexer_block_size";
         if !indexer.topk.is_multiple_of(size) {

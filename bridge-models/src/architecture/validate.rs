@@ -86,6 +86,9 @@ impl DecoderConfig {
         if let Some(latent) = &self.latent {
             self.validate_latent(latent)?;
         }
+        if let Some(compressed) = &self.compressed {
+            self.validate_compressed(compressed)?;
+        }
         if let Some(indexer) = &self.indexer {
             self.validate_indexer(indexer)?;
         }
@@ -257,8 +260,9 @@ impl DecoderConfig {
             );
             return Err(invalid("model.moe_activation_func_clamp_value", message));
         }
-        let has_unit = self.gated_linear_unit && self.activation == Activation::QuickGelu;
-        match set.into_iter().find(|(_, is_set, is_number)| !is_number || (*is_set && !has_unit)) {
+        let has_quick_gelu = self.gated_linear_unit && self.activation == Activation::QuickGelu;
+        let fits = |key| has_quick_gelu || (has_silu && key == set[0].0);
+        match set.into_iter().find(|(key, is_set, is_number)| !is_number || (*is_set && !fits(*key))) {
             None => Ok(()),
             Some((key, _, false)) => Err(invalid(key, "expected a finite number, the clamp above 0".into())),
             Some((key, _, true)) => {
@@ -610,6 +614,10 @@ impl MoeConfig {
         if self.weighted_inputs && self.linear_bias {
             let message = "cannot be combined with biases of experts, which would need the weights too";
             return Err(invalid("model.moe_apply_probs_on_input", message.into()));
+        }
+        if self.hash_layers > 0 && (self.num_experts > 256 || self.sinkhorn || self.num_groups.is_some()) {
+            let message = "expected at most 256 experts, which 16 bits count, without groups or Sinkhorn's balancing";
+            return Err(invalid("model.moe_num_hash_layers", message.into()));
         }
         if self.score_function == RouterScoreFunction::SparseMixer {
             let excluded = [

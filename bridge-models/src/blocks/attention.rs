@@ -20,6 +20,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{FloatDType, Int, Tensor};
 
 use super::chunks::Chunks;
+use super::compressed_attention::CompressedState;
 use super::context_parallel::{Heads, attend};
 use super::indexer::{Indexer, VisibleKeys, choice_of_layer};
 use super::init::InitialValues;
@@ -145,6 +146,8 @@ pub(crate) struct AttentionInput<'a> {
     pub choice: Option<&'a mut Option<Tensor<3>>>,
     /// Keys and values of earlier tokens, in generation.
     pub state: Option<&'a mut KeyValues>,
+    /// State of compressed attention after earlier tokens, in generation.
+    pub compressed: Option<&'a mut CompressedState>,
     /// State of a recurrent block after earlier tokens, in generation.
     pub recurrent: Option<&'a mut RecurrentState>,
     /// Destination of the max logit, if it is recorded.

@@ -94,8 +94,18 @@ impl VisibleKeys {
         Self { positions, window, documents: documents_bt.map(whole), s }
     }
 
+    /// Documents of the keys of each sequence.
+    pub fn documents(&self) -> Option<&Vec<i64>> {
+        self.documents.as_ref()
+    }
+
+    /// Position of a query among the keys.
+    pub fn position(&self, query: usize) -> usize {
+        self.positions[query]
+    }
+
     /// Numbers of the keys of a query, in their order.
-    fn of(&self, batch: usize, query: usize) -> impl Iterator<Item = usize> {
+    pub fn of(&self, batch: usize, query: usize) -> impl Iterator<Item = usize> {
         let position = self.positions[query];
         let first = self.window.map_or(0, |window| position.saturating_sub(window));
         let document = move |key: usize| self.documents.as_ref().map(|ids| ids[batch * self.s + key]);
@@ -104,7 +114,12 @@ impl VisibleKeys {
 }
 
 /// Marks the best of a query's `keys` by the scores of all keys, one by one or in blocks.
-fn mark_best_blocks(config: &IndexerConfig, keys: impl Iterator<Item = usize>, scores: &[f32], marks: &mut [bool]) {
+pub(crate) fn mark_best_blocks(
+    config: &IndexerConfig,
+    keys: impl Iterator<Item = usize>,
+    scores: &[f32],
+    marks: &mut [bool],
+) {
     let keys: Vec<usize> = keys.collect();
     let size = config.block_size.unwrap_or(1);
     let largest = |block: &[usize]| block.iter().map(|key| scores[*key]).fold(f32::NEG_INFINITY, f32::max);
@@ -327,6 +342,15 @@ impl IndexHeads {
         let [a, b, k_bs1i] = state.append([a, b, self.k_bsi.clone().unsqueeze_dim(2)]);
         self.k_bsi = k_bs1i.squeeze_dim(2);
         [a, b]
+    }
+
+    /// Scores of keys by queries and weights of heads, `[b, t, s]`.
+    pub fn scores_of(q_btji: Tensor<4>, k_bsi: Tensor<3>, w_btj: Tensor<3>) -> Vec<f32> {
+        let ([b, t, j, _], [_, s, _]) = (q_btji.dims(), k_bsi.dims());
+        let heads = Self { q_btji, k_bsi, w_btj }.without_graph();
+        let step = queries_at_once([b, t, s], j);
+        let parts = (0..t).step_by(step).map(|first| heads.scores(first..(first + step).min(t)).1);
+        Tensor::cat(parts.collect(), SEQUENCE).into_data().iter::<f32>().collect()
     }
 
     /// The same in float32, outside any graph.

@@ -29,6 +29,7 @@ pub(crate) mod altup;
 pub(crate) mod attention;
 pub(crate) mod biased_attention;
 mod chunks;
+pub(crate) mod compressed_attention;
 pub(crate) mod context_parallel;
 pub(crate) mod embedding;
 pub(crate) mod gated_delta_net;

@@ -16,6 +16,7 @@ mod dbrx;
 mod deepseek_v2;
 mod deepseek_v3;
 mod deepseek_v32;
+mod deepseek_v4;
 mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -191,6 +192,7 @@ pub const FAMILIES: &[&Family] = &[
     &glm_moe_dsa::FAMILY,
     &minimax_m3::FAMILY,
     &hy_v4::FAMILY,
+    &deepseek_v4::FAMILY,
     &cohere2_moe::FAMILY,
     &llama4_text::FAMILY,
     &lfm3::FAMILY,

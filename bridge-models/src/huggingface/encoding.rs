@@ -5,13 +5,13 @@ use bridge_kernels::Fp8Format;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-/// dtypes of floats that can be read.
+/// dtypes of floats that can be read, besides tables of integers.
 pub(super) const FLOATS: &str = "F64, F32, F16, BF16, F8_E4M3 or F8_E5M2";
 
 /// Bytes of an element, where it is a float that can be read.
 pub(super) fn float_size(dtype: Dtype) -> Option<usize> {
     match dtype {
-        Dtype::F64 => Some(8),
+        Dtype::F64 | Dtype::I64 => Some(8),
         Dtype::F32 => Some(4),
         Dtype::F16 | Dtype::BF16 => Some(2),
         Dtype::F8_E4M3 | Dtype::F8_E5M2 => Some(1),
@@ -28,6 +28,7 @@ pub(super) fn is_f8(dtype: Dtype) -> bool {
 pub(super) fn decode(dtype: Dtype, bytes: &[u8], target: &mut [f32]) {
     match dtype {
         Dtype::F64 => fill(bytes, target, |b| f64::from_le_bytes(b) as f32),
+        Dtype::I64 => fill(bytes, target, |b| i64::from_le_bytes(b) as f32),
         Dtype::F32 => fill(bytes, target, f32::from_le_bytes),
         Dtype::F16 => fill(bytes, target, |b| f16::from_le_bytes(b).to_f32()),
         Dtype::BF16 => fill(bytes, target, |b| bf16::from_le_bytes(b).to_f32()),

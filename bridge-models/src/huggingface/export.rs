@@ -46,6 +46,8 @@ pub enum StorageDtype {
     /// where these do not divide the matrices, for those of linear layers; the rest is written as
     /// [`Self::Bf16`].
     F8,
+    /// 64-bit integer, for tables of numbers alone.
+    I64,
 }
 
 /// Content of an exported folder besides the model.
@@ -283,7 +285,7 @@ fn config_json(
         settings.remove(key);
     }
     let dtype = match options.dtype {
-        StorageDtype::F32 => "float32",
+        StorageDtype::F32 | StorageDtype::I64 => "float32",
         StorageDtype::F16 => "float16",
         StorageDtype::Bf16 | StorageDtype::F8 => "bfloat16",
     };
@@ -406,6 +408,7 @@ fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> Has
         let is_product = info.role == ParameterRole::Weight && info.component != Component::Router;
         let is_matrix = entry.rows_are_outputs() && entry.tensors.iter().all(|stored| stored.shape.len() == 2);
         match dtype {
+            _ if entry.parameter.ends_with(".token_experts") => StorageDtype::I64,
             _ if info.is_float32() => StorageDtype::F32,
             StorageDtype::F8 if !(is_product && is_matrix) => StorageDtype::Bf16,
             dtype => dtype,
@@ -466,6 +469,7 @@ fn encode(values: &[f32], width: usize, dtype: StorageDtype, block: [usize; 2]) 
     match dtype {
         StorageDtype::F32 => vec![values.iter().flat_map(|v| v.to_le_bytes()).collect()],
         StorageDtype::F16 => vec![values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect()],
+        StorageDtype::I64 => vec![values.iter().flat_map(|v| (*v as i64).to_le_bytes()).collect()],
         StorageDtype::Bf16 => vec![values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect()],
         StorageDtype::F8 => {
             let (bytes, scales) = to_scaled_e4m3(values, width, block);
@@ -484,6 +488,7 @@ fn stored_as(name: &str, shape: &[usize], dtype: StorageDtype, block: [usize; 2]
     match dtype {
         StorageDtype::F32 => vec![as_it_is(Dtype::F32)],
         StorageDtype::F16 => vec![as_it_is(Dtype::F16)],
+        StorageDtype::I64 => vec![as_it_is(Dtype::I64)],
         StorageDtype::Bf16 => vec![as_it_is(Dtype::BF16)],
         StorageDtype::F8 => {
             let (outer, matrix) = shape.split_at(shape.len() - block.len());

@@ -292,6 +292,14 @@ fn latent() -> Vec<Row> {
 const DSA: &str = "dsa & model.dsa_indexer_topk=4 & model.dsa_indexer_n_heads=2 & model.dsa_indexer_head_dim=8";
 
 fn attention() -> Vec<Row> {
+    let compressed = tiny_with(&[
+        "model.num_query_groups=1",
+        "model.window_size=[3, 0]",
+        "model.compressed_attention_rates=[0, 4]",
+        "model.q_lora_rank=12",
+        "model.attention_output_rank=6",
+        "model.init_method_std=0.2",
+    ]);
     let window = tiny_with(&["model.window_size=[3, 0]"]);
     let large = tiny_with(&["model.init_method_std=0.2", "model.query_scale_length=4"]);
     let scaled = large.with(&["model.query_scale_beta=0.5"]);
@@ -304,6 +312,10 @@ fn attention() -> Vec<Row> {
             &tiny_with(&["model.qk_layernorm=true", "model.normalization=LayerNorm", "model.init_method_std=0.2"]),
         )
         .moves("loss_1"),
+        row("model.compressed_attention_rates", &compressed, &[AS_IT_IS, "[4, 0]", "[2, 2]"])
+            .moves("loss_1 flops shapes slices"),
+        row("model.attention_output_groups", &compressed, &[AS_IT_IS, "2"]).moves("loss_1 flops shapes slices"),
+        row("model.attention_output_rank", &compressed, &[AS_IT_IS, "8"]).moves("loss_1 flops shapes slices"),
         switch("model.attention_output_gate", &tiny()).moves("loss_1 flops shapes slices"),
         row(
             "model.attention_output_gate_form",

@@ -17,7 +17,9 @@ fn router() -> Vec<Row> {
     let groups = moe().with(&["model.moe_router_num_groups=2", "model.moe_router_group_topk=1"]);
     let shared = moe().with(&["model.moe_shared_expert_intermediate_size=24"]);
     vec![
-        row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid", "sparsemixer"]).moves("loss_1"),
+        row("model.moe_router_score_function", &moe(), &[AS_IT_IS, "sigmoid", "sqrtsoftplus", "sparsemixer"])
+            .moves("loss_1"),
+        row("model.moe_num_hash_layers", &moe(), &[AS_IT_IS, "1"]).moves("loss_1 shapes slices"),
         row("model.moe_router_sparsemixer_jitter", &mixer, &[AS_IT_IS, "0.5"]).moves("loss_1"),
         switch("model.moe_router_raw_scores", &sigmoid).moves("loss_1"),
         row("model.moe_router_sum_epsilon", &sigmoid, &[AS_IT_IS, "0.5"]).moves("loss_1"),

@@ -180,6 +180,8 @@ choices! {
         Softmax = "softmax",
         /// Each expert on its own.
         Sigmoid = "sigmoid",
+        /// Each expert on its own: the root of the softplus.
+        SqrtSoftplus = "sqrtsoftplus",
         /// One expert after the other, weighted by the softmax over the scores close to its own
         /// (ours): SparseMixer (arXiv:2409.12136) without sampling.
         SparseMixer = "sparsemixer",

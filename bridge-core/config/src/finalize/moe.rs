@@ -44,8 +44,8 @@ fn choice_fits(draft: &mut Draft<'_>, model: &TransformerConfig, experts: usize)
     let remedy = match model.moe_router_score_function {
         RouterScoreFunction::Softmax if is_sinkhorn(model) || model.moe_router_pre_softmax => return,
         RouterScoreFunction::Softmax => "model.moe_router_pre_softmax = true",
-        RouterScoreFunction::Sigmoid if model.moe_router_raw_scores => return,
-        RouterScoreFunction::Sigmoid => "model.moe_router_raw_scores = true",
+        RouterScoreFunction::Sigmoid | RouterScoreFunction::SqrtSoftplus if model.moe_router_raw_scores => return,
+        RouterScoreFunction::Sigmoid | RouterScoreFunction::SqrtSoftplus => "model.moe_router_raw_scores = true",
         RouterScoreFunction::SparseMixer => return,
     };
     if topk == 1 {

@@ -45,11 +45,11 @@ macro_rules! with_experts {
         moe_router_bias: bool = false;
         /// With sigmoid scores: weights are the scores themselves, not their shares of the chosen
         /// scores' sum (ours).
-        moe_router_raw_scores: bool = false, needs("model.moe_router_score_function = sigmoid");
+        moe_router_raw_scores: bool = false, needs("model.moe_router_score_function = sigmoid | = sqrtsoftplus");
         /// With sigmoid scores: added to the sum of the chosen ones, by which weights are divided
         /// (ours).
         moe_router_sum_epsilon: f64 = 1e-20, Limits::NON_NEGATIVE,
-            needs("model.moe_router_score_function = sigmoid");
+            needs("model.moe_router_score_function = sigmoid | = sqrtsoftplus");
         /// Score before choosing experts.
         moe_router_pre_softmax: bool = false, idle_unless("model.moe_router_score_function != sigmoid"),
             idle_unless("model.moe_router_load_balancing_type != sinkhorn");
@@ -67,7 +67,7 @@ macro_rules! with_experts {
         moe_router_group_score_topk: Option<usize> = None, COUNT, needs("model.moe_router_num_groups");
         /// Load balancing without a loss: a bias of each expert counts in the choice, and moves
         /// after each step.
-        moe_router_enable_expert_bias: bool = false, needs("model.moe_router_score_function = sigmoid | = softmax");
+        moe_router_enable_expert_bias: bool = false, needs("model.moe_router_score_function = sigmoid | = sqrtsoftplus | = softmax");
         /// Step size of the expert biases, up or down; 0 keeps the biases unchanged.
         @training moe_router_bias_update_rate: f64 = 1e-3, Limits::NON_NEGATIVE;
         /// Keep the router's parameters as they are.
@@ -77,6 +77,9 @@ macro_rules! with_experts {
             excludes("peft: all but the adapters is frozen there"), Group::EveryKind;
         /// Routing by random scores in training, for benchmarks.
         @training moe_router_force_load_balancing: bool = false;
+        /// First layers whose tokens go to experts that a table has for each token of the
+        /// vocabulary, weighted by the router; it is not trained (ours).
+        moe_num_hash_layers: usize = 0, COUNT_OR_ZERO;
         /// Multiply the input of an expert by its weight, not the output.
         moe_apply_probs_on_input: bool = false;
         /// Biases of the routed experts; null is as in the MLP (ours).
@@ -94,8 +97,8 @@ macro_rules! with_experts {
         moe_glu_output_limits: Option<Vec<f64>> = None, Limits::at_least(0.0),
             needs("model.gated_linear_unit"),
             needs("model.activation_func = silu");
-        /// Bound of the gates of experts from above and of their linear halves on both sides, not of
-        /// shared ones (ours).
+        /// Bound of the gates of experts from above and of their linear halves on both sides, not
+        /// of shared ones (ours).
         moe_activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO,
             needs("model.gated_linear_unit"),
             needs("model.activation_func = silu");

@@ -233,9 +233,9 @@ with_experts! {
         /// The MLP's non-linearity.
         activation_func: Activation = Activation::Gelu;
         /// Bound of the gated unit's two halves: of the gate from above, of the linear half on both
-        /// sides; for quick_gelu.
+        /// sides; for quick_gelu and silu.
         activation_func_clamp_value: Option<f64> = None, Limits::ABOVE_ZERO, needs("model.gated_linear_unit"),
-            needs("model.activation_func = quick_gelu");
+            needs("model.activation_func = quick_gelu | = silu");
         /// Added to the linear half of the gated unit; for quick_gelu.
         glu_linear_offset: f64 = 0.0, needs("model.gated_linear_unit"), needs("model.activation_func = quick_gelu");
         /// Bound, by layer, of the activated gate from above and of the linear half on both sides;
@@ -284,7 +284,20 @@ with_experts! {
         multi_latent_attention: bool = false;
         /// Size of the latent vector of queries; null projects queries from the residual stream
         /// (upstream: in its MLA configuration).
-        q_lora_rank: Option<usize> = Some(512), Limits::SIZE, needs("model.multi_latent_attention");
+        q_lora_rank: Option<usize> = Some(512), Limits::SIZE,
+            needs("model.multi_latent_attention | model.compressed_attention_rates");
+        /// Tokens that an entry compresses, by layer: one head of keys, which are the values too,
+        /// and attention to a window of them and to these entries; 0 is the window alone. With
+        /// `dsa_*` an indexer chooses entries of the layers that choose keys, of which two
+        /// overlap (ours).
+        compressed_attention_rates: Option<Vec<usize>> = None, COUNT_OR_ZERO,
+            excludes("model.multi_latent_attention: it has keys of other forms"),
+            needs("model.window_size");
+        /// Groups of heads that project compressed attention's output first, each for itself
+        /// (ours).
+        attention_output_groups: usize = 1, COUNT, needs("model.compressed_attention_rates");
+        /// Elements that a group's first projection makes (ours).
+        attention_output_rank: usize = 1024, Limits::SIZE, needs("model.compressed_attention_rates");
         /// Size of the latent vector of keys and values (upstream: in its MLA configuration).
         kv_lora_rank: usize = 512, Limits::SIZE, needs("model.multi_latent_attention");
         /// Elements of a head that are not rotated (upstream: in its MLA configuration).
@@ -314,9 +327,9 @@ with_experts! {
         dsa_indexer_head_dim: Option<usize> = None, Limits::between(1.0, 65_536.0),
             needs("model.dsa_indexer_topk"),
             given_with("model.dsa_indexer_topk");
-        /// N: after `dsa_indexer_skip_topk_offset` layers every N-th chooses keys, and layers between
-        /// share its choice; list: 1 chooses, 0 shares the choice of the last layer that chooses, 2
-        /// sees all keys.
+        /// N: after `dsa_indexer_skip_topk_offset` layers every N-th chooses keys, and layers
+        /// between share its choice; list: 1 chooses, 0 shares the choice of the last layer that
+        /// chooses, 2 sees all keys.
         dsa_indexer_topk_freq: OneOrMany<usize> = OneOrMany::One(1), needs("model.dsa_indexer_topk");
         /// First layers, which choose for themselves.
         dsa_indexer_skip_topk_offset: usize = 0, COUNT_OR_ZERO, needs("model.dsa_indexer_topk");

@@ -100,7 +100,7 @@ pub(super) struct Choice {
     topk: usize,
     /// Softmax over all experts, `[n, e]`.
     probabilities_ne: Vec<f64>,
-    /// With sigmoid scores those, `[n, e]`.
+    /// With scores of each expert on its own those, `[n, e]`.
     sigmoids_ne: Vec<f64>,
     /// With SparseMixer the softmax over the scores close to that of each chosen expert, `[n, k,
     /// e]`.
@@ -145,10 +145,13 @@ impl Choice {
             let sigmoids: Vec<f64> = match settings.score_function {
                 RouterScoreFunction::Softmax | RouterScoreFunction::SparseMixer => Vec::new(),
                 RouterScoreFunction::Sigmoid => scores.iter().map(|score| 1.0 / (1.0 + (-score).exp())).collect(),
+                RouterScoreFunction::SqrtSoftplus => {
+                    scores.iter().map(|score| (score.max(0.0) + (-score.abs()).exp().ln_1p()).sqrt()).collect()
+                }
             };
             let compared: Vec<f64> = match (selection_scores_ne, settings.score_function) {
                 (Some(preferred), _) => preferred[token * num_experts..][..num_experts].to_vec(),
-                (None, RouterScoreFunction::Sigmoid) => {
+                (None, RouterScoreFunction::Sigmoid | RouterScoreFunction::SqrtSoftplus) => {
                     sigmoids.iter().zip(bias_e).map(|(s, bias)| s + f64::from(*bias)).collect()
                 }
                 (None, RouterScoreFunction::Softmax) if settings.compares_probabilities => {
@@ -160,7 +163,7 @@ impl Choice {
                 settings.groups.map_or_else(|| (0..num_experts).collect(), |groups| groups.experts(&compared));
             let order = top_k(&compared, candidates, topk);
             let weights: Vec<f64> = match settings.score_function {
-                RouterScoreFunction::Sigmoid => {
+                RouterScoreFunction::Sigmoid | RouterScoreFunction::SqrtSoftplus => {
                     let sum: f64 = order.iter().map(|expert| sigmoids[*expert]).sum();
                     let divisor = if settings.raw_scores { 1.0 } else { sum + settings.sum_epsilon };
                     order.iter().map(|expert| sigmoids[*expert] / divisor).collect()
@@ -262,7 +265,7 @@ impl Choice {
             let experts = &self.experts_nk[chosen.clone()];
             let d_weights: Vec<f64> =
                 d_weights_nk[chosen.clone()].iter().map(|d| f64::from(*d) * settings.scaling_factor).collect();
-            if settings.score_function == RouterScoreFunction::Sigmoid {
+            if !self.sigmoids_ne.is_empty() {
                 gradients.extend(self.sigmoid_gradients(token, &d_weights, aux_gradients, settings));
                 continue;
             }
@@ -318,7 +321,12 @@ impl Choice {
         let d_log_z = aux_gradients.log_z * self.log_z_n[token];
         let probabilities = self.probabilities_ne[token * e..][..e].iter();
         let gradients = sigmoids.iter().zip(d_sigmoids).zip(probabilities);
-        gradients.map(|((s, d), p)| s * (1.0 - s) * d + p * d_log_z).collect()
+        let slope = |s: f64| match settings.score_function {
+            // The sigmoid of the score is one minus exp(-softplus), and s the root of the softplus.
+            RouterScoreFunction::SqrtSoftplus => -(-s * s).exp_m1() / (2.0 * s.max(f64::MIN_POSITIVE)),
+            _ => s * (1.0 - s),
+        };
+        gradients.map(|((s, d), p)| slope(*s) * d + p * d_log_z).collect()
     }
 }
 

@@ -51,6 +51,8 @@ pub(super) struct Router {
     bias: Option<Param<Tensor<1>>>,
     /// Added to the scores for the choice, `[e]`.
     expert_bias: Option<Param<Tensor<1>>>,
+    /// The experts of each token of the vocabulary, `[v, k]`, which are not trained.
+    token_experts: Option<Param<Tensor<2>>>,
     /// Factors of the norm of the input, `[c]`, and on the weights of experts, `[e]`.
     scales: Option<[Param<Tensor<1>>; 2]>,
     #[module(skip)]
@@ -94,6 +96,11 @@ impl Router {
             weight: trained.parameter("weight", shape, cut, initial, ParameterRole::Weight),
             bias: moe.router_bias.then(bias),
             expert_bias: moe.expert_bias.then(expert_bias),
+            token_experts: (moe.hash_layers > 0).then(|| {
+                let shape = [config.vocab_size, moe.topk];
+                let drawn = Initial::Uniform([0.0, moe.num_experts as f64]);
+                frozen.parameter("token_experts", shape, cut, drawn, ParameterRole::Embedding)
+            }),
             scales: moe
                 .scaled_router
                 .then(|| [scale("input_scale", config.hidden_size, cut), scale("expert_scale", moe.num_experts, own)]),
@@ -140,7 +147,11 @@ impl Router {
             None => vec![0.0; e],
         };
         let padding_n = input.padding_of_router(b, t);
-        let selection_scores = self.training.selection_scores(&scores, &padding_n, n, b, input);
+        let by_token = self.token_experts.as_ref().map(|table_vk| {
+            let table: Vec<f32> = table_vk.val().into_data().iter::<f32>().collect();
+            by_token(&table, self.settings.topk, &input.tokens_of_router(b, t), e)
+        });
+        let selection_scores = by_token.or_else(|| self.training.selection_scores(&scores, &padding_n, n, b, input));
         let choice =
             Choice::from_scores(&scores, &bias_e, selection_scores.as_deref(), &self.settings).with_padding(padding_n);
         let injected = self.coefficients.losses(&choice, b, input);
@@ -179,6 +190,17 @@ impl Router {
         };
         Routing { weights_nk, experts_nk, num_experts }
     }
+}
+
+/// Scores, `[n, e]`, of which the largest are those of the `k` experts that `table` has for each
+/// token.
+fn by_token(table: &[f32], k: usize, tokens_n: &[i64], e: usize) -> Vec<f64> {
+    let mut scores = vec![0.0; tokens_n.len() * e];
+    for (row, token) in scores.chunks_exact_mut(e).zip(tokens_n) {
+        let experts = table.chunks_exact(k).nth(*token as usize).into_iter().flatten();
+        experts.for_each(|expert| row[(*expert as usize).min(e - 1)] = 1.0);
+    }
+    scores
 }
 
 /// Settings of routing that apply in training only.

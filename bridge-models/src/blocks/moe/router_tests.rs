@@ -40,6 +40,7 @@ fn router(moe: &MoeConfig, device: &Device) -> Router {
         weight: Param::from_tensor(Tensor::zeros([E, 2], device)),
         bias: None,
         expert_bias: None,
+        token_experts: None,
         scales: None,
         norm_epsilon: 1e-5,
         settings: Settings::new(moe),
@@ -57,7 +58,7 @@ fn floats(x: Tensor<2>) -> Vec<f32> {
 }
 
 fn input<'a>(regions: &'a Regions, auxiliary: Auxiliary<'a>) -> MoeInput<'a> {
-    MoeInput { regions, layer: 0, auxiliary, key: None, padding: None, weight_gradients: None }
+    MoeInput { regions, layer: 0, auxiliary, key: None, padding: None, tokens: None, weight_gradients: None }
 }
 
 fn choices(routing: &Routing, device: &Device) -> Tensor<2, Int> {
@@ -182,9 +183,10 @@ fn sparsemixer_weights_each_expert_by_the_scores_close_to_it() {
 fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
     let device = Device::flex().autodiff();
     let regions = Regions::new(&Parallel::single());
-    for (raw_scores, sum_epsilon) in [(false, 1e-20), (true, 1e-20), (false, 0.3)] {
-        let sigmoid = RouterScoreFunction::Sigmoid;
-        let moe = MoeConfig { score_function: sigmoid, raw_scores, sum_epsilon, ..settings(false) };
+    let (sigmoid, root) = (RouterScoreFunction::Sigmoid, RouterScoreFunction::SqrtSoftplus);
+    let functions = [(sigmoid, false, 1e-20), (sigmoid, true, 1e-20), (sigmoid, false, 0.3), (root, false, 1e-20)];
+    for (score_function, raw_scores, sum_epsilon) in functions {
+        let moe = MoeConfig { score_function, raw_scores, sum_epsilon, ..settings(false) };
         let bias = [0.4_f32, -0.3, 0.0, 0.2, -0.1];
         let bias_e = Param::from_tensor(Tensor::<1>::from_floats(bias, &device));
         let router = Router { expert_bias: Some(bias_e), ..router(&moe, &device) };
@@ -196,7 +198,10 @@ fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
         let leaf = scores(&device);
         let x: Tensor<2> = leaf.clone().reshape([N, E]);
         let ids = choices(&routing, &device);
-        let s = burn::tensor::activation::sigmoid(x.clone());
+        let s = match score_function {
+            RouterScoreFunction::SqrtSoftplus => (x.clone().exp() + 1.0).log().sqrt(),
+            _ => burn::tensor::activation::sigmoid(x.clone()),
+        };
         let biased = s.clone() + Tensor::<1>::from_floats(bias, &device).unsqueeze();
         let best = biased.clone().sort_descending(1).narrow(1, 0, K);
         assert_eq!(best.into_data(), biased.gather(1, ids.clone()).into_data(), "the largest scores with their biases");
@@ -214,6 +219,27 @@ fn sigmoid_weights_and_gradients_are_those_of_plain_operations() {
         assert_close(found_weights, expected_weights);
         assert_close(found, gradient(&leaf, (weights * upstream(&device)).sum() + (balance + z) * 2.0));
     }
+}
+
+#[test]
+fn a_table_chooses_and_scores_weigh() {
+    let device = Device::flex().autodiff();
+    let regions = Regions::new(&Parallel::single());
+    let moe = MoeConfig { score_function: RouterScoreFunction::SqrtSoftplus, ..settings(false) };
+    let table = [[0.0_f32, 3.0, 1.0], [4.0, 2.0, 3.0]];
+    let table_vk = Param::from_tensor(Tensor::<2>::from_floats(table, &device));
+    let router = Router { token_experts: Some(table_vk), ..router(&moe, &device) };
+    let tokens_bt = Tensor::<2, Int>::from_ints([[1, 0, 0, 1, 1, 0, 1]], &device);
+    let routed = MoeInput { tokens: Some(&tokens_bt), ..input(&regions, Auxiliary::default()) };
+    let x = scores(&device);
+    let routing = router.route(x.clone(), &routed);
+    for (row, token) in routing.experts_nk.chunks_exact(K).zip([1, 0, 0, 1, 1, 0, 1]) {
+        let mut row = row.to_vec();
+        row.sort_unstable();
+        assert_eq!(row, [[0, 1, 3], [2, 3, 4]][token]);
+    }
+    let s = (x.reshape([N, E]).exp() + 1.0).log().sqrt().gather(1, choices(&routing, &device));
+    assert_close(floats(routing.weights_nk), floats(s.clone() / s.sum_dim(1) * 1.7));
 }
 
 /// Only losses that `coefficients` asks for, of `N` tokens in one sequence or in `N` of one token.

@@ -1,7 +1,7 @@
 //! Hunyuan 4: DeepSeek-V3.2 with sinks, gates on attention's output, several residual streams, and
 //! bounds of the units of experts. Layers share chosen keys as GLM-5's do.
 
-mod config;
+pub(super) mod config;
 #[cfg(test)]
 mod tests;
 mod weights;

@@ -10,8 +10,10 @@ fn verify_with(folder: &Path, reference: &Path) -> VerifyReport {
 /// Golden models whose later steps rounding decides: in the ninth of the first the scores of two
 /// experts are very close; in the second, gates of tiny vectors are normalized (transformers in
 /// float64 takes the steps that are taken here); in the tenth of the third the gradient's norm of
-/// transformers itself differs by 8e-5 between float32 and float64.
-const DECIDED_BY_ROUNDING: [&str; 3] = ["qwen3_5_moe_text", "gemma4_text", "lfm3"];
+/// transformers itself differs by 8e-5 between float32 and float64; the streams of the fourth begin
+/// alike, so that weights that mix them first have gradients of rounding alone, which AdamW scales
+/// up (transformers on another machine takes the steps that are taken here).
+const DECIDED_BY_ROUNDING: [&str; 4] = ["qwen3_5_moe_text", "gemma4_text", "lfm3", "deepseek_v4"];
 
 #[test]
 fn every_golden_model_agrees_with_transformers() {

@@ -373,6 +373,7 @@ fn changed_fields(path: &str, value: &Value, changed: &mut Vec<(String, Value)>)
             "/hybrid/mamba/norm_epsilon" => json!(1e-3),
             "/hybrid/factors/mamba_parts" => json!([1.0, 2.0, 1.0, 0.5, 1.0]),
             "/moe/router_precision" => json!("fp64"),
+            "/compressed/rates" => json!([2, 0, 3]),
             "/moe/capacity_factor" => json!(1.25),
             "/moe/drop_policy" => json!("position"),
             other => panic!("{other}: give another value than {value}"),

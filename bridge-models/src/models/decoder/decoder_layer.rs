@@ -24,6 +24,8 @@ pub(crate) enum DecoderLayer {
 pub(super) enum Memory {
     /// A KV cache.
     KeysAndValues,
+    /// A [`CompressedState`](crate::blocks::compressed_attention::CompressedState).
+    Compressed,
     /// A [`RecurrentState`](crate::blocks::recurrent_state::RecurrentState).
     Recurrent,
     /// A [`MambaAttentionState`].
@@ -89,6 +91,7 @@ impl DecoderLayer {
     ) -> Tensor<3> {
         match self.memory() {
             Memory::KeysAndValues => input.attention.state = Some(state.layer(local)),
+            Memory::Compressed => input.attention.compressed = Some(state.layer(local)),
             Memory::Recurrent => input.attention.recurrent = Some(state.layer(local)),
             Memory::Both => {
                 let both: &mut MambaAttentionState = state.layer(local);

@@ -33,9 +33,9 @@ mod tests;
 
 pub use crate::architecture::choices::{KeySource, LayerPattern, RopeScaling, YarnConfig};
 pub use crate::architecture::config::{
-    AltUpConfig, DecoderConfig, EncoderConfig, IndexerConfig, LatentConfig, LinearAttentionConfig, MoeConfig,
-    NormConfig, PerLayerConfig, PositionEmbedding, QueryScaleConfig, RelativeConfig, ResidualConfig, RopeConfig,
-    StreamsConfig, WindowedConfig,
+    AltUpConfig, CompressedConfig, DecoderConfig, EncoderConfig, IndexerConfig, LatentConfig, LinearAttentionConfig,
+    MoeConfig, NormConfig, PerLayerConfig, PositionEmbedding, QueryScaleConfig, RelativeConfig, ResidualConfig,
+    RopeConfig, StreamsConfig, WindowedConfig,
 };
 pub use crate::architecture::hybrid::{
     BlockFactors, HybridBlock, HybridConfig, MambaConfig, SharedConfig, ShortConvConfig,

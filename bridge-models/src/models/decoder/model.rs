@@ -372,6 +372,7 @@ impl Decoder {
                 shared: SharedKeyValues::None,
                 choice: None,
                 state: None,
+                compressed: None,
                 recurrent: None,
                 weight_gradients: context.weight_gradients,
                 max_logit: context.auxiliary.metrics.and_then(|metrics| metrics.attention_scores_of(layer)),
@@ -385,6 +386,7 @@ impl Decoder {
                 auxiliary: context.auxiliary,
                 key: context.dropout_key(layer, dropout_site::ROUTER),
                 padding: context.batch.padding.as_deref(),
+                tokens: Some(&context.batch.tokens),
                 weight_gradients: context.weight_gradients,
             },
             mlp_key: context.dropout_key(layer, dropout_site::MLP_OUTPUT),
@@ -616,7 +618,7 @@ impl Segments for Decoder {
         let positions = Positions::From(state.length);
         let length = state.length + t;
         let x_btc = embedding.forward(tokens_bt.clone(), &positions, &regions, None);
-        let beside = self.beside_first_layer(&x_btc, tokens_bt, &regions);
+        let beside = self.beside_first_layer(&x_btc, tokens_bt.clone(), &regions);
         let mut boundary = beside.with(HIDDEN_STATES, x_btc);
         for (local, layer) in self.decoder.layers.iter().enumerate() {
             for (part, role) in layer.parts().iter().enumerate() {
@@ -630,6 +632,7 @@ impl Segments for Decoder {
                         shared: SharedKeyValues::None,
                         choice: None,
                         state: None,
+                        compressed: None,
                         recurrent: None,
                         weight_gradients: None,
                         max_logit: None,
@@ -643,6 +646,7 @@ impl Segments for Decoder {
                         auxiliary: Auxiliary::default(),
                         key: None,
                         padding: None,
+                        tokens: Some(&tokens_bt),
                         weight_gradients: None,
                     },
                     mlp_key: None,

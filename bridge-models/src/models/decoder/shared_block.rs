@@ -169,6 +169,7 @@ pub(super) fn apart(input: AttentionInput) -> (AttentionInput, AttentionInput) {
         shared: SharedKeyValues::None,
         choice: None,
         state: None,
+        compressed: None,
         recurrent: input.recurrent,
         max_logit: None,
         layer: input.layer,

@@ -18,6 +18,7 @@ use crate::architecture::config::{DecoderConfig, ResidualConfig};
 use crate::architecture::derived::SHORTCUT;
 use crate::blocks::altup::AltUp;
 use crate::blocks::attention::{AttentionInput, SelfAttention};
+use crate::blocks::compressed_attention::CompressedAttention;
 use crate::blocks::gated_delta_net::GatedDeltaNet;
 use crate::blocks::hyper_connection::{self, HyperConnection, StreamUse};
 use crate::blocks::mla::LatentAttention;
@@ -64,10 +65,14 @@ enum Attention {
     Mha(SelfAttention),
     Mla(LatentAttention),
     Linear(GatedDeltaNet),
+    Compressed(CompressedAttention),
 }
 
 impl Attention {
     fn new(config: &DecoderConfig, index: usize, scope: &Scope) -> Self {
+        if let Some(compressed) = &config.compressed {
+            return Self::Compressed(CompressedAttention::new(config, compressed, index, scope));
+        }
         match (config.linear_layer(index), &config.latent) {
             (Some(linear), _) => Self::Linear(GatedDeltaNet::new(config, linear, scope)),
             (None, Some(latent)) => Self::Mla(LatentAttention::new(config, latent, index, scope)),
@@ -76,6 +81,9 @@ impl Attention {
     }
 
     fn cost(config: &DecoderConfig, index: usize, work: &Workload) -> SegmentCost {
+        if let Some(compressed) = &config.compressed {
+            return CompressedAttention::cost(config, compressed, index, work);
+        }
         match (config.linear_layer(index), &config.latent) {
             (Some(linear), _) => GatedDeltaNet::cost(config, linear, work),
             (None, Some(latent)) => LatentAttention::cost(config, latent, index, work),
@@ -87,6 +95,7 @@ impl Attention {
         match self {
             Self::Mha(_) | Self::Mla(_) => Memory::KeysAndValues,
             Self::Linear(_) => Memory::Recurrent,
+            Self::Compressed(_) => Memory::Compressed,
         }
     }
 
@@ -95,6 +104,7 @@ impl Attention {
             Self::Mha(attention) => Box::new(attention.new_state()),
             Self::Mla(attention) => Box::new(attention.new_state()),
             Self::Linear(_) => Box::new(RecurrentState::default()),
+            Self::Compressed(attention) => Box::new(attention.new_state()),
         }
     }
 
@@ -103,6 +113,7 @@ impl Attention {
             Self::Mha(attention) => attention.forward(x_btc, input),
             Self::Mla(attention) => attention.forward(x_btc, input),
             Self::Linear(attention) => attention.forward(x_btc, input),
+            Self::Compressed(attention) => attention.forward(x_btc, input),
         }
     }
 }
@@ -121,7 +132,7 @@ impl FeedForward {
         let (f, limits) = (config.ffn_size(index), config.output_limits(index));
         match config.moe_layer(index).filter(|moe| !moe.shortcut) {
             Some(moe) if moe.dense_beside => Self::Both(DenseAndExperts::new(config, moe, f, scope)),
-            Some(moe) => Self::Moe(Moe::new(config, moe, scope).limited(limits)),
+            Some(moe) => Self::Moe(Moe::new(config, &moe.of_layer(index), scope).limited(limits)),
             None => {
                 Self::Dense(Mlp::new(config, f, scope).limited(limits[0]).with_sparse_gates(config.gate_cutoff(index)))
             }

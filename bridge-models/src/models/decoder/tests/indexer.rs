@@ -5,7 +5,7 @@ use super::hybrid::{check_documents, check_states};
 use super::recompute::latent;
 use super::spread::{ONE, Spread, check, divisible, run, sequences};
 use super::*;
-use crate::decoder::{IndexerConfig, KeySource};
+use crate::decoder::{CompressedConfig, IndexerConfig, KeySource};
 
 /// Latent attention to few keys, with queries from latent vectors or from the stream.
 fn sparse(loss_coeff: f64, q_lora_rank: Option<usize>) -> DecoderConfig {
@@ -34,7 +34,37 @@ fn models() -> Vec<(&'static str, DecoderConfig)> {
         let indexer = IndexerConfig { heads, head_size: 14, topk: 4, block_size: Some(2), ..IndexerConfig::neutral() };
         DecoderConfig { indexer: Some(indexer), key_sources: Some(sources.to_vec()), ..divisible(llama()) }
     };
+    let compressed = |rates: [usize; 2], source| {
+        let indexer = IndexerConfig {
+            heads: 3,
+            head_size: 14,
+            topk: 1,
+            rotates_last: true,
+            interleaved: true,
+            ..IndexerConfig::neutral()
+        };
+        let rope = RopeConfig { percent: 0.4, interleaved: true, windowed_base: Some(700.0), ..RopeConfig::neutral() };
+        DecoderConfig {
+            compressed: Some(CompressedConfig {
+                rates: rates.to_vec(),
+                q_lora_rank: 13,
+                output_groups: 4,
+                output_rank: 6,
+            }),
+            position_embedding: PositionEmbedding::Rope(rope),
+            indexer: Some(indexer),
+            key_sources: Some(vec![source, KeySource::All]),
+            attention_sinks: true,
+            num_query_groups: 1,
+            window_size: Some(2),
+            window_layers: LayerPattern::All,
+            num_attention_heads: 8,
+            ..DecoderConfig { num_query_groups: 1, ..divisible(llama()) }
+        }
+    };
     vec![
+        ("chosen entries", compressed([2, 3], KeySource::Chosen)),
+        ("windows and all entries", DecoderConfig { num_query_groups: 1, ..compressed([0, 2], KeySource::All) }),
         ("shared choices", shared),
         ("blocks", blocks(4, [KeySource::All, KeySource::Chosen])),
         ("blocks of one head", blocks(1, [KeySource::Chosen, KeySource::Shared])),
