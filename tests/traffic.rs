@@ -191,6 +191,14 @@ fn instances_of_optimizers() {
     moe("4", "ep=2 mbs=1 gbs=8", &[OPTIMIZER, INSTANCES]);
 }
 
+/// Matrices that one rank updates whole: gathered over data and tensor parallel ranks.
+#[test]
+fn whole_matrices() {
+    let muon = ["optimizer.optimizer=muon", "ddp.use_distributed_optimizer=true"];
+    assert!(measured(&tiny("4", "tp=2", &muon), 0, "whole", "all_to_all") > 0);
+    moe("2", "ep=2", &muon);
+}
+
 #[test]
 fn tensors_and_sequences() {
     tiny("2", "tp=2", &[]);

@@ -129,11 +129,12 @@ fn states(setup: &Setup<'_>, stage: usize) -> States {
     let (bytes, is_divided) = (setup.bytes, setup.sharding().divides_state());
     let tensors = setup.parameters(stage).filter(|p| p.trainable).count() as u64;
     let chosen = rules::find(setup.config.optimizer.optimizer);
-    let with = |rule: &Rule| sharded(setup, stage, is_divided, |p| p.trainable && std::ptr::eq(setup.rule(p), rule));
+    let with =
+        |rule: &Rule| sharded(setup, stage, is_divided, |p| p.trainable && setup.rule(p).declared == rule.declared);
     let elements = if chosen.unit == Unit::Element { with(chosen) } else { 0 };
     // Only the chosen rule keeps formats; of others each element has its states and a master.
     let master = if bytes.parameter < 4 { 4 } else { 0 };
-    let others = rules::RULES.iter().filter(|rule| !std::ptr::eq(*rule, chosen) || rule.unit == Unit::Parameter);
+    let others = rules::RULES.iter().filter(|rule| rule.declared != chosen.declared || rule.unit == Unit::Parameter);
     let of_others = others.map(|rule| {
         let of_element = if rule.unit == Unit::Element { rule.state_bytes(&setup.config.optimizer, &[1]) } else { 0 };
         with(rule) * (of_element + master)

@@ -182,7 +182,7 @@ impl Algorithm {
             *setting = value;
         }
         let made = rule.with(&settings);
-        let formats = self.formats.clone().filter(|_| std::ptr::eq(rule, self.rule));
+        let formats = self.formats.clone().filter(|_| rule.declared == self.rule.declared);
         Ok(Self { formats: formats.or(made.formats.clone()), ..made })
     }
 
