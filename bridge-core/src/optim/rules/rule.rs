@@ -171,7 +171,7 @@ impl StateFormats {
 }
 
 impl Algorithm {
-    /// The algorithm of a group with settings of its own; the name of its rule if there is none.
+    /// The algorithm of a group with settings of its own. Fails with the name of an unknown rule.
     pub(in crate::optim) fn for_group(&self, group: &GroupSettings) -> Result<Self, &'static str> {
         let rule = group.rule.map_or(Ok(self.rule), |name| super::named(name).ok_or(name))?;
         let mut settings = self.settings.as_ref().clone();
