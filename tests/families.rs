@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use bridge_tests::{program, records_in, root};
 
@@ -22,6 +23,9 @@ const SHARDED: Layout = Layout {
 };
 const EXPERTS: Layout = Layout { name: "EP 2", settings: &["--ranks", "2", "model.expert_model_parallel_size=2"] };
 const ONE: Layout = Layout { name: "one rank", settings: &[] };
+
+/// Golden models that are trained at the same time.
+const NUM_WORKERS: usize = 3;
 
 /// Golden models of the repository, and those beside it of families that it has none of.
 fn golden_folders() -> Vec<PathBuf> {
@@ -179,7 +183,14 @@ fn check(golden: &Path) -> Vec<String> {
 
 #[test]
 fn every_family_trains_on_every_layout_and_goes_on_at_another() {
-    let wrong: Vec<String> = golden_folders().iter().flat_map(|golden| check(golden)).collect();
+    let folders = Mutex::new(golden_folders().into_iter());
+    let next = || folders.lock().unwrap().next();
+    let check_some = || std::iter::from_fn(next).flat_map(|golden| check(&golden)).collect::<Vec<String>>();
+    // Runs of one rank, imports and starts use one core.
+    let wrong: Vec<String> = std::thread::scope(|scope| {
+        let workers: Vec<_> = (0..NUM_WORKERS).map(|_| scope.spawn(check_some)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a check ends")).collect()
+    });
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
