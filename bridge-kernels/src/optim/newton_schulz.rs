@@ -127,7 +127,7 @@ mod tests {
                 let wide = if shape[0] <= shape[1] { fast.clone() } else { fast.clone().transpose() };
                 let gram = numbers(&wide.clone().matmul(wide.transpose()));
                 let k = shape[0].min(shape[1]);
-                let is_identity = |i: usize| gram[i] - f64::from(u8::from(i % (k + 1) == 0));
+                let is_identity = |i: usize| gram[i] - f64::from(u8::from(i.is_multiple_of(k + 1)));
                 let far = (0..k * k).map(|i| is_identity(i).abs()).fold(0.0, f64::max);
                 assert_eq!(far < 1e-4, steps.len() == 12, "{shape:?}: {far}");
             }
