@@ -59,7 +59,7 @@ fn balance() -> Vec<Row> {
         row("model.moe_aux_loss_coeff", &moe(), &[AS_IT_IS, "0.5"]).moves("grad_norm_1"),
         row("model.moe_z_loss_coeff", &moe(), &[AS_IT_IS, "0.5"]).moves("grad_norm_1"),
         row("model.moe_router_dtype", &bf16, &[AS_IT_IS, "fp32"]).moves("loss_1").nearly("loss_1"),
-        row("model.moe_router_dtype", &moe(), &["fp32", "fp64"]).moves("loss_1").nearly("loss_1"),
+        row("model.moe_router_dtype", &moe(), &["fp32", "fp64"]).moves("params"),
         row("model.moe_input_jitter_eps", &moe(), &[AS_IT_IS, "0.3"]).moves("grad_norm_1"),
         switch("model.moe_router_force_load_balancing", &moe()).moves("loss_1"),
         row("model.moe_expert_capacity_factor", &moe(), &[AS_IT_IS, "1.0", "0.5"]).moves("loss_1"),
