@@ -95,13 +95,15 @@ impl DecoderConfig {
     pub fn keys_from(&self, index: usize) -> Option<usize> {
         let own = self.num_layers.saturating_sub(self.num_kv_shared_layers);
         let is_windowed = |layer| self.window(layer).is_some();
-        let shares = self.num_kv_shared_layers > 0 && index >= own;
-        (0..own).rev().find(|layer| shares && is_windowed(*layer) == is_windowed(index))
+        if self.num_kv_shared_layers == 0 || index < own {
+            return None;
+        }
+        (0..own).rev().find(|layer| is_windowed(*layer) == is_windowed(index))
     }
 
     /// True if later layers use the keys and values of layer `index` (global).
     pub(crate) fn leaves_keys(&self, index: usize) -> bool {
-        (0..self.num_layers).any(|layer| self.keys_from(layer) == Some(index))
+        (index + 1..self.num_layers).any(|layer| self.keys_from(layer) == Some(index))
     }
 
     /// True if the values of layer `index` (global) are its keys.
@@ -192,8 +194,10 @@ impl DecoderConfig {
 
     /// Layer (global) whose choice of keys layer `index` uses.
     pub(crate) fn choice_from(&self, index: usize) -> Option<usize> {
-        let shares = self.indexer.is_some() && self.key_source(index) == KeySource::Shared;
-        (0..index).rev().find(|layer| shares && self.indexer_of(*layer).is_some())
+        if self.indexer.is_none() || self.key_source(index) != KeySource::Shared {
+            return None;
+        }
+        (0..index).rev().find(|layer| self.indexer_of(*layer).is_some())
     }
 
     /// Equal blocks of rows of a first feed-forward projection: two halves of a gated unit, or just

@@ -1,6 +1,7 @@
 //! Tensors that pass layers beside the residual stream, and so cross borders between segments:
 //! vectors of all layers, and keys and values, and choices of keys, that later layers use too.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use bridge_core::model::{RankPlace, SegmentCost, Workload};
@@ -43,9 +44,14 @@ impl Passing {
             heads: None,
         });
         let mut all: Vec<Self> = per_layer.into_iter().collect();
-        for source in (0..config.num_layers).filter(|layer| config.leaves_keys(*layer)) {
-            let users: Vec<usize> =
-                (0..config.num_layers).filter(|layer| config.keys_from(*layer) == Some(source)).collect();
+        let users_of = |source_of: &dyn Fn(usize) -> Option<usize>| {
+            let mut users = BTreeMap::<usize, Vec<usize>>::new();
+            for layer in 0..config.num_layers {
+                source_of(layer).into_iter().for_each(|source| users.entry(source).or_default().push(layer));
+            }
+            users
+        };
+        for (source, users) in users_of(&|layer| config.keys_from(layer)) {
             let (first, last) = ((source, 1), (users[users.len() - 1], 0));
             let of_layer = config.of_layer(source);
             let groups = (of_layer.num_query_groups / place.tensor.size).max(1);
@@ -58,16 +64,14 @@ impl Passing {
                 heads: Some((source, users.clone(), size)),
             }));
         }
-        for source in 0..config.num_layers {
-            let users: Vec<usize> =
-                (0..config.num_layers).filter(|layer| config.choice_from(*layer) == Some(source)).collect();
+        for (source, users) in users_of(&|layer| config.choice_from(layer)) {
             let runs = config.indexer.as_ref().filter(|indexer| indexer.block_size.is_some());
-            all.extend(users.last().copied().map(|last| Self {
+            all.push(Self {
                 name: CHOSEN_KEYS,
                 width: runs.map_or(1, |indexer| (indexer.heads / place.tensor.size).max(1)),
-                places: (source, 1)..=(last, 0),
+                places: (source, 1)..=(users[users.len() - 1], 0),
                 heads: Some((source, users, 1)),
-            }));
+            });
         }
         all
     }
