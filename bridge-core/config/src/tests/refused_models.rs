@@ -62,7 +62,7 @@ const REFUSED: &[(&[&str], &str)] = &[
     (&["model.position_embedding_type=none", "model.apply_rope_fusion=true"], "model.apply_rope_fusion"),
     (&["model.deterministic_mode=true", "device=cuda:0"], "model.deterministic_mode"),
     (&["model.activation_func=relu", "model.bias_activation_fusion=true"], "model.bias_activation_fusion"),
-    (&["model.activation_func_clamp_value=7"], "model.activation_func_clamp_value"),
+    (&["model.activation_func=gelu", "model.activation_func_clamp_value=7"], "model.activation_func_clamp_value"),
     (
         &["model.activation_func=quick_gelu", "model.activation_func_clamp_value=-1"],
         "model.activation_func_clamp_value",
