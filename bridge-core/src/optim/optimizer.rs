@@ -118,7 +118,7 @@ pub struct Optimizer {
     override_lines: Vec<String>,
     /// The algorithm of the settings, and those of groups with other rules.
     algorithms: Vec<Algorithm>,
-    pub(super) trained: BTreeMap<String, TrainedParameter>,
+    pub(super) trained: Arc<BTreeMap<String, TrainedParameter>>,
     pub(super) slots: BTreeMap<String, Slot>,
     pub(super) averages: Averages,
     pub(super) offload: Offload,
@@ -205,7 +205,7 @@ impl Optimizer {
             groups,
             override_lines: provider.lines(),
             algorithms,
-            trained,
+            trained: Arc::new(trained),
             slots: BTreeMap::new(),
             averages: Averages::default(),
             parameters: ShardedParameters::new(Arc::clone(&distribution), chunks),
@@ -331,10 +331,10 @@ impl Optimizer {
             let _timer = phase("params-all-gather");
             self.parameters.set_owned(chunks, updated)?;
         } else {
-            let trained: BTreeSet<String> = self.trained.keys().cloned().collect();
+            let trained = Arc::clone(&self.trained);
             let mut visit = |f: &mut ParameterVisitor<'_>| {
                 for chunk in chunks.iter() {
-                    chunk.visit_wanted(&|name| trained.contains(name), &mut |name, value| f(name, &value));
+                    chunk.visit_wanted(&|name| trained.contains_key(name), &mut |name, value| f(name, &value));
                 }
             };
             self.scales = self.next_scales(gradients, &steps, &mut visit)?;
@@ -516,8 +516,11 @@ impl Optimizer {
         steps: &[UpdateStep<'_>],
         visit: &mut dyn FnMut(&mut ParameterVisitor<'_>),
     ) -> Result<(), CommError> {
-        let mut parts = BTreeMap::new();
         let Self { trained, algorithms, slots, .. } = self;
+        if !algorithms.iter().any(Algorithm::is_whole) {
+            return Ok(());
+        }
+        let mut parts = BTreeMap::new();
         visit(&mut |name, value| {
             let algorithm = trained.get(name).map(|one| &algorithms[one.algorithm]);
             if let Some(algorithm) = algorithm.filter(|algorithm| algorithm.is_whole()) {

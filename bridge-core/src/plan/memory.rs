@@ -162,7 +162,7 @@ fn states(setup: &Setup<'_>, stage: usize) -> States {
 fn whole_states(setup: &Setup<'_>, stage: usize) -> u64 {
     let rules: BTreeMap<&str, &Rule> = setup.parameters(stage).map(|p| (p.name.as_str(), setup.rule(p))).collect();
     let of_kind = |replicas| {
-        let (holders, layouts) = setup.whole(stage, replicas);
+        let Some((holders, layouts)) = setup.whole(stage, replicas) else { return 0 };
         let bytes = |layout: &WholeLayout| rules[layout.name()].state_bytes(&setup.config.optimizer, layout.shape());
         let of_rank = |rank| layouts.iter().filter(|layout| layout.owner == rank).map(bytes).sum::<u64>();
         (0..holders.len()).map(of_rank).max().unwrap_or(0)

@@ -5,7 +5,7 @@ use super::offload::Offload;
 use super::recompute::{GraphCuts, Recompute};
 use crate::config::optimizer_rules::KeptFormats;
 use crate::config::{self, DType, RunConfig};
-use crate::model::{Declarations, ModelConfig, SegmentRole};
+use crate::model::{Declarations, ModelBuildError, ModelConfig, ModelRegistry, SegmentRole, Stage, Workload};
 use crate::optim::rules::{self, MasterFormat, StateFormats};
 use crate::optim::{
     BucketPadding, BucketRule, DistributionSettings, GroupSettings, OffloadSettings, OverrideContext, OverrideProvider,
@@ -17,6 +17,9 @@ use crate::optim::{
 fn default_bucket_rule(data_parallel_size: usize) -> BucketRule {
     BucketRule::Share { parts: DEFAULT_PARTS, max_elements: (1_000_000 * data_parallel_size).max(40_000_000) }
 }
+
+/// Tokens of a vocabulary where the recipe does not say how many there are.
+pub(crate) const ANY_VOCABULARY: usize = 1024;
 
 /// Divisor of a chunk's elements at which a bucket is closed by default. The last bucket's transfer
 /// is not overlapped.
@@ -186,6 +189,25 @@ pub(crate) fn overrides(
     let mut overrides = RuleOverrides::new(standard_overrides(config), rules);
     overrides.prepare(&override_context(config, declarations, &|name| model.other_names(name)))?;
     Ok(overrides)
+}
+
+/// The same for a model that is not built: if there are rules, the whole model is outlined. Names
+/// of parameters are the same with any vocabulary.
+///
+/// # Errors
+/// If a rule matches no parameter, or there is no such model.
+pub(crate) fn overrides_of_outline<E: From<UnmatchedRule> + From<ModelBuildError>>(
+    config: &RunConfig,
+    models: &ModelRegistry,
+) -> Result<RuleOverrides, E> {
+    if config.recipe().optimizer_config_override_provider.rules.is_empty() {
+        return Ok(RuleOverrides::new(standard_overrides(config), &[]));
+    }
+    let model = models.config(&config.model)?;
+    let adapter = models.adapter(config.peft.as_ref(), &config.model)?;
+    let work = Workload::sequence(config.model.seq_length, ANY_VOCABULARY);
+    let outline = model.builder().outline(&work, &Stage::whole(model.stacks()), adapter)?;
+    Ok(overrides(config, model.as_ref(), &outline.declarations)?)
 }
 
 /// Configuration and model that the settings of parameters may depend on.

@@ -190,9 +190,7 @@ impl<'a> Setup<'a> {
             );
             Ok(Chunk { content, declarations, costs })
         };
-        let whole = Workload::sequence(model.seq_length, padded_vocab as usize);
-        let whole = builder.outline(&whole, &Stage::whole(kind.stacks()), adapter.clone())?;
-        let overrides = settings::overrides(config, kind.as_ref(), &whole.declarations)?;
+        let overrides = settings::overrides_of_outline::<PlanError>(config, models)?;
         let contents = pipeline_placement(model, stacks.iter().sum())?.chunks;
         let num_chunks = contents.first().map_or(1, Vec::len);
         let of_stage = |chunks: Vec<StageContent>| chunks.into_iter().map(chunk).collect();
@@ -237,15 +235,23 @@ impl<'a> Setup<'a> {
         other.unwrap_or_else(|| find(self.config.optimizer.optimizer))
     }
 
-    /// Parameters of a stage that are updated whole, and the ranks that hold parts of them.
-    pub fn whole(&self, stage: usize, replicas: ReplicaGroup) -> (Vec<Holder>, Vec<WholeLayout>) {
-        let of_stage = |rank: &usize| self.mesh.coordinates(*rank).pp == stage;
-        let rank = (0..self.mesh.world_size()).find(of_stage).expect("every stage has ranks");
-        let holders = holders(&self.mesh, rank, replicas, self.sharding().divides_state());
+    /// Parameters of a stage that are updated whole, with the ranks that hold parts of them, if
+    /// there are any.
+    pub fn whole(&self, stage: usize, replicas: ReplicaGroup) -> Option<(Vec<Holder>, Vec<WholeLayout>)> {
         let is_whole =
             |p: &&Declaration| p.trainable && p.placement.replicas == replicas && self.rule(p).unit == Unit::Parameter;
-        let layouts = whole_layout(self.parameters(stage).filter(is_whole), &holders);
-        (holders, layouts)
+        let mut parameters = self.parameters(stage).filter(is_whole).peekable();
+        parameters.peek()?;
+        let holders = self.holders(stage, replicas);
+        let layouts = whole_layout(parameters, &holders);
+        Some((holders, layouts))
+    }
+
+    /// The ranks that hold parts of the same parameters of a stage.
+    pub fn holders(&self, stage: usize, replicas: ReplicaGroup) -> Vec<Holder> {
+        let of_stage = |rank: &usize| self.mesh.coordinates(*rank).pp == stage;
+        let rank = (0..self.mesh.world_size()).find(of_stage).expect("every stage has ranks");
+        holders(&self.mesh, rank, replicas, self.sharding().divides_state())
     }
 
     pub fn batch(&self) -> Batch {

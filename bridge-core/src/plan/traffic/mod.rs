@@ -172,7 +172,7 @@ impl Tally<'_, '_> {
             TrafficGroup::World => self.setup.layout.world_size,
             TrafficGroup::Mesh(group) => self.setup.group_size(group),
             TrafficGroup::RowCopies => self.setup.row_copies(),
-            TrafficGroup::Whole(replicas) => self.setup.whole(0, replicas).0.len(),
+            TrafficGroup::Whole(replicas) => self.setup.holders(0, replicas).len(),
         };
         if group_size == 1 || times == 0 {
             return;

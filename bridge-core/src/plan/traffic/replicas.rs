@@ -123,15 +123,13 @@ impl Tally<'_, '_> {
     /// Parameters and gradients to the ranks that update them whole, and new values back.
     fn whole(&mut self, stage: usize) {
         for replicas in [ReplicaGroup::Dense, ReplicaGroup::Expert] {
-            let (holders, layouts) = self.setup.whole(stage, replicas);
+            let Some((holders, layouts)) = self.setup.whole(stage, replicas) else { continue };
             let back = |layout: &WholeLayout| (0..holders.len()).map(|rank| layout.part_len(rank)).sum::<usize>();
             let elements: usize =
                 layouts.iter().map(|layout| GATHERED * layout.all_given(&holders) + back(layout)).sum();
-            if !layouts.is_empty() {
-                let way = Way(TrafficKind::Parameters, TrafficGroup::Whole(replicas), Operation::AllToAll);
-                // Owners have unequal numbers; this is the mean.
-                self.add_uneven(way, 2, (elements as u64 * FLOAT32).div_ceil(holders.len() as u64));
-            }
+            let way = Way(TrafficKind::Parameters, TrafficGroup::Whole(replicas), Operation::AllToAll);
+            // Owners have unequal numbers; this is the mean.
+            self.add_uneven(way, 2, (elements as u64 * FLOAT32).div_ceil(holders.len() as u64));
         }
     }
 

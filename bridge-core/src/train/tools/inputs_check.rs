@@ -12,6 +12,7 @@ use crate::config::{ConfigError, ConfigErrors, ErrorKind, RunConfig};
 use crate::model::{ModelBuildError, Stage, Workload};
 use crate::optim::OverrideProvider as _;
 use crate::plan;
+use crate::plan::settings::ANY_VOCABULARY;
 use crate::train::data::data_errors::name_setting;
 use crate::train::data::gpt_data::dataset_prefix;
 use crate::train::data::registry::Registry;
@@ -22,22 +23,12 @@ use crate::train::resume::teacher;
 use crate::train::run::error::TrainError;
 use crate::train::run::outputs_check::check_outputs;
 
-/// Tokens of a vocabulary where the recipe does not say how many there are.
-const ANY_VOCABULARY: usize = 1024;
-
 /// A line for each rule of single parameters, with the parameters that it matches.
 ///
 /// # Errors
 /// If a rule matches none, or there is no such model.
 pub fn parameter_rules(config: &RunConfig, registry: &Registry) -> Result<Vec<String>, TrainError> {
-    if config.recipe().optimizer_config_override_provider.rules.is_empty() {
-        return Ok(Vec::new());
-    }
-    let model = registry.models.config(&config.model)?;
-    let adapter = registry.models.adapter(config.peft.as_ref(), &config.model)?;
-    let work = Workload::sequence(config.model.seq_length, ANY_VOCABULARY);
-    let outline = model.builder().outline(&work, &Stage::whole(model.stacks()), adapter)?;
-    Ok(plan::settings::overrides(config, model.as_ref(), &outline.declarations)?.lines())
+    Ok(plan::settings::overrides_of_outline::<TrainError>(config, &registry.models)?.lines())
 }
 
 /// All problems that there are.
