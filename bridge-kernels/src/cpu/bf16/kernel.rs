@@ -9,7 +9,7 @@ use std::arch::x86_64::{
     __m256i, __m512, __m512bh, __m512i, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16, _mm512_add_ps,
     _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32,
     _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps,
-    _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16,
+    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16,
     _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32, _mm512_set1_ps,
     _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_unpackhi_epi32,
     _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
@@ -18,15 +18,14 @@ use std::arch::x86_64::{
 use burn::tensor::DType;
 use bytemuck::{Pod, Zeroable};
 
+use super::blocks::MicroKernel;
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut};
 
-/// Rows of a tile, at most: 28 of the 32 registers hold sums.
-pub const ROWS: usize = 14;
 /// Columns of a tile: two registers.
 pub const COLUMNS: usize = 2 * LANES;
 /// Float32 values of a register.
-const LANES: usize = 16;
+pub const LANES: usize = 16;
 
 /// A cache line of a panel.
 #[derive(Clone, Copy)]
@@ -40,42 +39,81 @@ unsafe impl Pod for Line {}
 
 impl Line {
     /// The values of adjacent lines.
-    pub fn values(lines: &[Self]) -> &[u32] {
-        bytemuck::cast_slice(lines)
+    pub fn values_mut(lines: &mut [Self]) -> &mut [u32] {
+        bytemuck::cast_slice_mut(lines)
     }
 }
 
-/// Steps along `k` that `len` elements take.
-pub const fn steps<const PAIRS: bool>(len: usize) -> usize {
-    if PAIRS { len.div_ceil(2) } else { len }
-}
+/// Tiles of 14 x 32 sums in vector registers, see the module.
+pub struct Vectors<const PAIRS: bool>;
 
-/// Packs the rows of `rows`, at most [`ROWS`], into a panel as wide as they are many.
-///
-/// # Safety
-/// The machine must have AVX-512 F, BW, VL, DQ and BF16.
-pub unsafe fn pack_rows<E: Element, const PAIRS: bool>(panel: &mut [u32], rows: Matrix<'_, E>) {
-    assert_eq!(panel.len(), rows.rows() * steps::<PAIRS>(rows.cols()), "a panel fits its rows");
-    // SAFETY: the panel has room, and the matrix was checked against its slice.
-    unsafe { pack::<E, PAIRS>(panel.as_mut_ptr(), rows.rows(), rows.rows(), rows) };
-}
+impl<const PAIRS: bool> MicroKernel for Vectors<PAIRS> {
+    /// 28 of the 32 registers hold sums.
+    const ROWS: usize = 14;
+    /// The first-level cache holds a panel of rows.
+    const LONGEST: usize = if PAIRS { 1024 } else { 512 };
+    const UNIT: usize = 2;
+    /// Half a megabyte.
+    const GROUP: usize = 1 << 17;
 
-/// Packs the columns of `columns`, at most [`COLUMNS`], into a panel of that width, with zeros for
-/// missing columns.
-///
-/// # Safety
-/// As [`pack_rows`].
-pub unsafe fn pack_columns<E: Element, const PAIRS: bool>(panel: &mut [Line], columns: Matrix<'_, E>) {
-    assert_eq!(panel.len(), 2 * steps::<PAIRS>(columns.rows()), "a panel fits its columns");
-    let vectors = columns.t();
-    for half in 0..2 {
-        let first = (half * LANES).min(vectors.rows());
-        let count = (vectors.rows() - first).min(LANES);
-        // SAFETY: as above; each half writes a line of the two of a step.
-        unsafe {
-            let to = panel.as_mut_ptr().cast::<u32>().wrapping_add(half * LANES);
-            pack::<E, PAIRS>(to, COLUMNS, LANES, vectors.row_range(first, count));
+    fn steps(len: usize) -> usize {
+        if PAIRS { len.div_ceil(2) } else { len }
+    }
+
+    fn stored_rows(rows: usize) -> usize {
+        rows
+    }
+
+    unsafe fn pack_rows<E: Element>(panel: &mut [u32], rows: Matrix<'_, E>) {
+        assert_eq!(panel.len(), rows.rows() * Self::steps(rows.cols()), "a panel fits its rows");
+        // SAFETY: the panel has room, and the matrix was checked against its slice.
+        unsafe { pack::<E, PAIRS>(panel.as_mut_ptr(), rows.rows(), rows.rows(), rows) };
+    }
+
+    unsafe fn pack_columns<E: Element>(panel: &mut [u32], columns: Matrix<'_, E>) {
+        assert_eq!(panel.len(), COLUMNS * Self::steps(columns.rows()), "a panel fits its columns");
+        let vectors = columns.t();
+        for half in 0..2 {
+            let first = (half * LANES).min(vectors.rows());
+            let count = (vectors.rows() - first).min(LANES);
+            // SAFETY: as above; each half writes a line of the two of a step.
+            unsafe {
+                let to = panel.as_mut_ptr().wrapping_add(half * LANES);
+                pack::<E, PAIRS>(to, COLUMNS, LANES, vectors.row_range(first, count));
+            }
         }
+    }
+
+    unsafe fn start() -> Self {
+        Self
+    }
+
+    unsafe fn tile<O: Element>(
+        &self,
+        out: &MatrixMut<'_, O>,
+        [row, column]: [usize; 2],
+        rows: usize,
+        [a, b]: [&[u32]; 2],
+        terms: Terms<'_>,
+    ) {
+        let steps = b.len() / COLUMNS;
+        let columns = (out.cols() - column).min(COLUMNS);
+        assert!(
+            a.len() == rows * steps && b.len() == COLUMNS * steps && row + rows <= out.rows(),
+            "panels of one tile"
+        );
+        let terms = TileTerms::new(terms, row, column);
+        let (start, stride) = out.start(row, column);
+        macro_rules! by_rows {
+            ($($rows:literal)+) => {
+                match rows {
+                    // SAFETY: the panels and the tile have these sizes.
+                    $($rows => unsafe { tile_of::<O, $rows, PAIRS>(steps, a.as_ptr(), b.as_ptr(), start, stride, columns, terms) },)+
+                    _ => unreachable!("a tile has at most {} rows", Self::ROWS),
+                }
+            };
+        }
+        by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
     }
 }
 
@@ -127,14 +165,14 @@ unsafe fn pack<E: Element, const PAIRS: bool>(panel: *mut u32, width: usize, lan
 }
 
 /// Mask of the first `count` lanes.
-fn first(count: usize) -> u16 {
+pub fn first(count: usize) -> u16 {
     ((1_u32 << count) - 1) as u16
 }
 
 /// `count` adjacent elements in bfloat16, at most 32, and zeros.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn narrow_along<E: Element>(from: *const E, count: usize) -> __m512i {
+pub unsafe fn narrow_along<E: Element>(from: *const E, count: usize) -> __m512i {
     let mask = ((1_u64 << count) - 1) as u32;
     // SAFETY: masked elements are not read.
     unsafe {
@@ -152,7 +190,7 @@ unsafe fn narrow_along<E: Element>(from: *const E, count: usize) -> __m512i {
 /// Pairs in bfloat16 of adjacent elements from `one` and from `other`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn pairs<E: Element>(one: *const E, other: *const E, one_mask: u16, other_mask: u16) -> __m512i {
+pub unsafe fn pairs<E: Element>(one: *const E, other: *const E, one_mask: u16, other_mask: u16) -> __m512i {
     // SAFETY: masked elements are not read.
     let (low, high) = unsafe {
         match E::DTYPE {
@@ -195,7 +233,7 @@ fn halves(x: __m512i) -> __m512bh {
 /// Transposes 16 x 16 values of 32 bits.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn transpose(r: &mut [__m512i; LANES]) {
+pub fn transpose(r: &mut [__m512i; LANES]) {
     let mut t = *r;
     for i in (0..LANES).step_by(2) {
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
@@ -251,7 +289,7 @@ pub fn arrange<E: Element, const PAIRS: bool>(lines: &mut [Line], row: impl Iter
 /// adjacent, to `sums`, a row of them for each vector.
 ///
 /// # Safety
-/// As [`pack_rows`].
+/// The machine must have AVX-512 F, BW, VL, DQ and BF16.
 pub unsafe fn dots<E: Element, const PAIRS: bool>(
     sums: &mut [[f32; FEW]],
     lines: &[Line],
@@ -344,36 +382,6 @@ impl TileTerms {
     }
 }
 
-/// Computes the tile of `out` that begins at a row and column, from panels of `rows` rows and of
-/// [`COLUMNS`] columns, and adds its part of `terms`, which are as large as `out`.
-///
-/// # Safety
-/// No other task may touch the tile at the same time, the partial sums must be as large as `out`,
-/// and the machine must have what [`pack_rows`] needs.
-pub unsafe fn tile<O: Element, const PAIRS: bool>(
-    out: &MatrixMut<'_, O>,
-    [row, column]: [usize; 2],
-    rows: usize,
-    [a, b]: [&[u32]; 2],
-    terms: Terms<'_>,
-) {
-    let steps = b.len() / COLUMNS;
-    let columns = (out.cols() - column).min(COLUMNS);
-    assert!(a.len() == rows * steps && b.len() == COLUMNS * steps && row + rows <= out.rows(), "panels of one tile");
-    let terms = TileTerms::new(terms, row, column);
-    let (start, stride) = out.start(row, column);
-    macro_rules! by_rows {
-        ($($rows:literal)+) => {
-            match rows {
-                // SAFETY: the panels and the tile have these sizes.
-                $($rows => unsafe { tile_of::<O, $rows, PAIRS>(steps, a.as_ptr(), b.as_ptr(), start, stride, columns, terms) },)+
-                _ => unreachable!("a tile has at most {ROWS} rows"),
-            }
-        };
-    }
-    by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
-}
-
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn tile_of<O: Element, const R: usize, const PAIRS: bool>(
     steps: usize,
@@ -408,6 +416,34 @@ unsafe fn tile_of<O: Element, const R: usize, const PAIRS: bool>(
                     let mask = first((columns - column).min(LANES));
                     store(out.add(i * stride + column), mask, with_terms(sum, i, column, mask, &terms));
                 }
+            }
+        }
+    }
+}
+
+/// Adds the terms to `rows` rows of [`COLUMNS`] sums, and stores the tile of `out` that begins at a
+/// row and column.
+///
+/// # Safety
+/// As [`MicroKernel::tile`]; `sums` must have these rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+pub unsafe fn store_rows<O: Element>(
+    out: &MatrixMut<'_, O>,
+    [row, column]: [usize; 2],
+    rows: usize,
+    sums: *const f32,
+    terms: Terms<'_>,
+) {
+    let columns = (out.cols() - column).min(COLUMNS);
+    let terms = TileTerms::new(terms, row, column);
+    let (out, stride) = out.start(row, column);
+    for i in 0..rows {
+        for column in (0..columns).step_by(LANES) {
+            let mask = first((columns - column).min(LANES));
+            // SAFETY: masks leave out columns that are not there.
+            unsafe {
+                let sum = _mm512_loadu_ps(sums.add(i * COLUMNS + column));
+                store(out.add(i * stride + column), mask, with_terms(sum, i, column, mask, &terms));
             }
         }
     }

@@ -5,7 +5,7 @@ use half::bf16;
 use super::*;
 use crate::random::Philox;
 
-const FORMS: [Form; 3] = [Form::Pairs, Form::Widened, Form::Copies];
+const FORMS: [Form; 4] = [Form::Tiles, Form::Pairs, Form::Widened, Form::Copies];
 
 fn values<E: Element>(key: u64, count: usize) -> Vec<E> {
     Philox::new(key).normal(count, 1.0).into_iter().map(E::narrow).collect()
