@@ -87,9 +87,14 @@ impl<'a, E: Element> Matrix<'a, E> {
 
     /// The same matrix of float32, if it is one.
     pub fn wide(self) -> Option<Matrix<'a>> {
+        self.with_elements()
+    }
+
+    /// The same matrix, if its elements are `T`.
+    pub fn with_elements<T: Element>(self) -> Option<Matrix<'a, T>> {
         let Self { data, rows, cols, row_stride, col_stride } = self;
-        let is_wide = E::DTYPE == DType::F32;
-        is_wide.then(|| Matrix { data: bytemuck::cast_slice(data), rows, cols, row_stride, col_stride })
+        let is_same = E::DTYPE == T::DTYPE;
+        is_same.then(|| Matrix { data: bytemuck::cast_slice(data), rows, cols, row_stride, col_stride })
     }
 
     /// Columns `start .. start + count`.

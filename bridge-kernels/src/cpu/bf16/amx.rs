@@ -5,15 +5,16 @@
 //! each row, those of columns a line for each pair of elements along `k`, with 16 columns.
 
 use std::arch::asm;
-use std::arch::x86_64::{__m512i, _mm512_setzero_si512};
+use std::arch::x86_64::{__m512i, _MM_HINT_T0, _mm_prefetch, _mm512_setzero_si512};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::blocks::MicroKernel;
-use super::kernel::{COLUMNS, LANES, Line, Terms, first, narrow_along, pairs, store_rows, transpose};
+use super::blocks::{Left, MicroKernel};
+use super::kernel::{COLUMNS, LANES, Line, Terms, first, narrow_along, pairs, store_tile, transpose};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut};
 
@@ -93,23 +94,15 @@ impl MicroKernel for Amx {
     unsafe fn pack_rows<E: Element>(panel: &mut [u32], rows: Matrix<'_, E>) {
         let tiles = rows.rows().div_ceil(SIDE);
         assert_eq!(panel.len(), tiles * SIDE * Self::steps(rows.cols()), "a panel fits its rows");
-        for (tile, first) in (0..rows.rows()).step_by(SIDE).enumerate() {
-            let vectors = rows.row_range(first, SIDE.min(rows.rows() - first));
-            // SAFETY: the panel has room, the matrix was checked against its slice, and the caller
-            // promises the machine.
-            unsafe { pack::<E, true>(panel.as_mut_ptr().add(tile * VALUES), tiles * VALUES, vectors) };
-        }
+        // SAFETY: the panel has room, the matrix was checked against its slice, and the caller
+        // promises the machine.
+        unsafe { pack::<E, true>(panel.as_mut_ptr(), tiles, rows) };
     }
 
     unsafe fn pack_columns<E: Element>(panel: &mut [u32], columns: Matrix<'_, E>) {
         assert_eq!(panel.len(), COLUMNS * Self::steps(columns.rows()), "a panel fits its columns");
-        let vectors = columns.t();
-        for tile in 0..2 {
-            let first = (tile * SIDE).min(vectors.rows());
-            let vectors = vectors.row_range(first, (vectors.rows() - first).min(SIDE));
-            // SAFETY: as above.
-            unsafe { pack::<E, false>(panel.as_mut_ptr().add(tile * VALUES), 2 * VALUES, vectors) };
-        }
+        // SAFETY: as above.
+        unsafe { pack::<E, false>(panel.as_mut_ptr(), 2, columns.t()) };
     }
 
     unsafe fn start() -> Self {
@@ -120,78 +113,169 @@ impl MicroKernel for Amx {
         Self(PhantomData)
     }
 
-    unsafe fn tile<O: Element>(
+    fn reads_in_place(a: Matrix<'_, bf16>) -> bool {
+        a.strides()[1] == 1 && a.cols().is_multiple_of(ELEMENTS)
+    }
+
+    unsafe fn tiles<O: Element>(
         &self,
         out: &MatrixMut<'_, O>,
-        place: [usize; 2],
-        rows: usize,
-        [a, b]: [&[u32]; 2],
+        [rows, columns]: [Range<usize>; 2],
+        left: Left<'_>,
+        next: Option<Left<'_>>,
+        right: &[u32],
         terms: Terms<'_>,
     ) {
-        let steps = b.len() / COLUMNS;
-        assert!(steps % SIDE == 0 && a.len() == Self::stored_rows(rows) * steps, "panels of one tile");
-        assert!(rows <= Self::ROWS && place[0] + rows <= out.rows(), "a tile lies inside the product");
-        let mut sums = MaybeUninit::<[Line; 4 * SIDE]>::uninit();
-        // SAFETY: the panels have these sizes, and the sums that are read have been written.
-        unsafe {
-            multiply(sums.as_mut_ptr().cast(), a, b.as_ptr(), steps / SIDE);
-            store_rows(out, place, rows, sums.as_ptr().cast(), terms);
+        let panels = columns.len().div_ceil(COLUMNS);
+        let of_panel = right.len() / panels.max(1);
+        let count = of_panel / (2 * VALUES);
+        let fits = match left {
+            Left::Panel(panel) => panel.len() == Self::stored_rows(rows.len()) * SIDE * count,
+            Left::Rows(a) => {
+                rows.len() == Self::ROWS
+                    && a.rows() == Self::ROWS
+                    && a.cols() == count * ELEMENTS
+                    && Self::reads_in_place(a)
+            }
+        };
+        assert!(fits && rows.len() <= Self::ROWS && right.len() == panels * count * 2 * VALUES, "panels of tiles");
+        assert!(rows.end <= out.rows() && columns.end <= out.cols(), "tiles lie inside the product");
+        let left = Lines::new(left, rows.len());
+        let next = next.map_or(left, |next| Lines::new(next, Self::ROWS));
+        let mut sums = MaybeUninit::<[[Line; 4 * SIDE]; 2]>::uninit();
+        let sums = sums.as_mut_ptr().cast::<[Line; 4 * SIDE]>();
+        let mut earlier = None;
+        for (i, column) in columns.clone().step_by(COLUMNS).enumerate() {
+            // SAFETY: the operands have these sizes, and the sums that are read have been written.
+            unsafe {
+                let own = sums.add(i % 2).cast();
+                multiply(own, left, right.as_ptr().add(i * of_panel), count, rows.len() > SIDE, next.part(i, count));
+                // While registers multiply, the tile before is stored.
+                let tile = [rows.clone(), column..columns.end.min(column + COLUMNS)];
+                if let Some((tile, sums)) = earlier.replace((tile, own)) {
+                    store_tile(out, tile, sums, terms);
+                }
+            }
+        }
+        if let Some((tile, sums)) = earlier {
+            // SAFETY: as above.
+            unsafe { store_tile(out, tile, sums, terms) };
         }
     }
 }
 
-/// Packs at most [`SIDE`] vectors into tile registers that are `width` values apart, with zeros for
-/// missing vectors and elements: a line for each vector, or for each pair of elements.
+/// Addresses of rows, in bytes.
+#[derive(Clone, Copy)]
+struct Lines {
+    start: *const u8,
+    /// From one row to the next.
+    line: usize,
+    /// From the first 16 rows to the others.
+    tile: usize,
+    /// From one step to the next.
+    step: usize,
+}
+
+impl Lines {
+    fn new(left: Left<'_>, rows: usize) -> Self {
+        match left {
+            Left::Panel(panel) => {
+                let tile = 4 * VALUES;
+                Self { start: panel.as_ptr().cast(), line: 64, tile, step: tile * rows.div_ceil(SIDE) }
+            }
+            Left::Rows(a) => {
+                let line = 2 * a.strides()[0];
+                Self { start: a.as_ptr().cast(), line, tile: SIDE * line, step: 64 }
+            }
+        }
+    }
+
+    /// A line to prefetch in the first step of a tile, and the bytes to two others.
+    fn part(self, tile: usize, count: usize) -> (*const u8, usize) {
+        let row = if self.line == 64 { 64 * count } else { self.line };
+        (self.start.wrapping_add(PREFETCHED * tile * row), row)
+    }
+}
+
+/// Lines that are prefetched in a step.
+const PREFETCHED: usize = 3;
+
+/// Packs vectors into tile registers, those of a step side by side, with zeros for missing vectors
+/// and elements: a line for each vector, or for each pair of elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-unsafe fn pack<E: Element, const BY_VECTOR: bool>(panel: *mut u32, width: usize, vectors: Matrix<'_, E>) {
-    let (start, count, len) = (vectors.as_ptr(), vectors.rows(), vectors.cols());
-    let [vector_stride, stride] = vectors.strides();
-    for (step, k) in (0..len).step_by(ELEMENTS).enumerate() {
-        let left = (len - k).min(ELEMENTS);
-        let mut lines = [_mm512_setzero_si512(); SIDE];
-        // SAFETY: counts and masks leave out elements beyond the matrix, and the panel has room.
-        unsafe {
-            if stride == 1 {
-                for (i, line) in lines.iter_mut().enumerate().take(count) {
-                    *line = narrow_along(start.add(i * vector_stride + k), left);
+unsafe fn pack<E: Element, const BY_VECTOR: bool>(panel: *mut u32, tiles: usize, vectors: Matrix<'_, E>) {
+    let (start, strides) = (vectors.as_ptr(), vectors.strides());
+    for (step, k) in (0..vectors.cols()).step_by(ELEMENTS).enumerate() {
+        let left = (vectors.cols() - k).min(ELEMENTS);
+        for tile in 0..tiles {
+            let first = (tile * SIDE).min(vectors.rows());
+            let count = (vectors.rows() - first).min(SIDE);
+            let from = start.wrapping_add(first * strides[0] + k * strides[1]);
+            // SAFETY: the panel has room, and elements beyond the matrix are left out.
+            unsafe {
+                let to = panel.add((step * tiles + tile) * VALUES).cast();
+                match (count, left) {
+                    (SIDE, ELEMENTS) => pack_tile::<E, BY_VECTOR>(to, from, [SIDE, ELEMENTS], strides),
+                    _ => pack_tile::<E, BY_VECTOR>(to, from, [count, left], strides),
                 }
-            } else {
-                for (i, line) in lines.iter_mut().enumerate().take(left.div_ceil(2)) {
-                    let (one, is_pair) = (start.add((k + 2 * i) * stride), 2 * i + 1 < left);
-                    let other = one.wrapping_add(stride);
-                    if vector_stride == 1 {
-                        *line = pairs(one, other, first(count), if is_pair { first(count) } else { 0 });
-                        continue;
-                    }
-                    let mut values = [0_u32; SIDE];
-                    for (vector, value) in values.iter_mut().enumerate().take(count) {
-                        let bits = |from: *const E| bf16::narrow((*from.add(vector * vector_stride)).wide()).to_bits();
-                        *value = u32::from(bits(one)) | if is_pair { u32::from(bits(other)) << 16 } else { 0 };
-                    }
-                    *line = std::mem::transmute::<[u32; SIDE], __m512i>(values);
-                }
-            }
-            if (stride == 1) != BY_VECTOR {
-                transpose(&mut lines);
-            }
-            let to = panel.add(step * width).cast::<__m512i>();
-            for (i, line) in lines.into_iter().enumerate() {
-                to.add(i).write(line);
             }
         }
     }
 }
 
-/// Writes the sums of a tile, 16 or 32 rows of 32, from panels of `count` steps.
+/// Packs `count` vectors of `left` elements into one tile register.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
+unsafe fn pack_tile<E: Element, const BY_VECTOR: bool>(
+    to: *mut __m512i,
+    from: *const E,
+    [count, left]: [usize; 2],
+    [vector_stride, stride]: [usize; 2],
+) {
+    let mut lines = [_mm512_setzero_si512(); SIDE];
+    // SAFETY: counts and masks leave out missing elements. Loops of a fixed length keep the lines in
+    // registers.
+    unsafe {
+        if stride == 1 {
+            for (i, line) in lines.iter_mut().enumerate() {
+                *line = narrow_along(from.wrapping_add(i * vector_stride), if i < count { left } else { 0 });
+            }
+        } else if vector_stride == 1 {
+            for (i, line) in lines.iter_mut().enumerate() {
+                let (one, other) = (from.wrapping_add(2 * i * stride), from.wrapping_add((2 * i + 1) * stride));
+                let mask = |element: usize| if element < left { first(count) } else { 0 };
+                *line = pairs(one, other, mask(2 * i), mask(2 * i + 1));
+                // The next panel of columns reads the line behind.
+                _mm_prefetch::<_MM_HINT_T0>(one.wrapping_add(ELEMENTS).cast());
+                _mm_prefetch::<_MM_HINT_T0>(other.wrapping_add(ELEMENTS).cast());
+            }
+        } else {
+            let mut values = [[0_u32; SIDE]; SIDE];
+            for (element, vector) in (0..left).flat_map(|element| (0..count).map(move |vector| (element, vector))) {
+                let x = *from.add(vector * vector_stride + element * stride);
+                values[element / 2][vector] |= u32::from(bf16::narrow(x.wide()).to_bits()) << (16 * (element % 2));
+            }
+            lines = std::mem::transmute::<[[u32; SIDE]; SIDE], [__m512i; SIDE]>(values);
+        }
+        if (stride == 1) != BY_VECTOR {
+            transpose(&mut lines);
+        }
+        for (i, line) in lines.iter().enumerate() {
+            to.add(i).write(*line);
+        }
+    }
+}
+
+/// Writes the sums of a tile, 16 or 32 rows of 32, from operands of `count` steps.
 ///
 /// # Safety
-/// The thread's tile registers must be configured, `sums` must have room for 32 rows, and the panel
-/// of columns must have `count` steps.
-unsafe fn multiply(sums: *mut f32, a: &[u32], b: *const u32, count: usize) {
+/// The thread's tile registers must be configured, `sums` must have room for 32 rows, and the
+/// operands must be that long.
+unsafe fn multiply(sums: *mut f32, a: Lines, b: *const u32, count: usize, is_tall: bool, next: (*const u8, usize)) {
     // Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns.
     macro_rules! by_steps {
-        ($rows:literal, $zero:literal, $step:literal, $store:literal) => {
-            // SAFETY: the panels and the sums are that long.
+        ($zero:literal, $step:literal, $store:literal) => {
+            // SAFETY: the operands and the sums are that long; a prefetch may have any address.
             unsafe {
                 asm!(
                     "tilezero tmm0",
@@ -200,13 +284,17 @@ unsafe fn multiply(sums: *mut f32, a: &[u32], b: *const u32, count: usize) {
                     "test {count}, {count}",
                     "jz 3f",
                     "2:",
-                    "tileloadd tmm4, [{a} + {line}]",
+                    "tileloadd tmm4, [{a} + {a_line}]",
                     "tileloadd tmm6, [{b} + {line}]",
                     "tileloadd tmm7, [{b} + {line} + 1024]",
                     "tdpbf16ps tmm0, tmm4, tmm6",
                     "tdpbf16ps tmm1, tmm4, tmm7",
+                    "prefetcht1 [{next}]",
+                    "prefetcht1 [{next} + {next_line}]",
+                    "prefetcht1 [{next} + 2 * {next_line}]",
+                    "add {next}, 64",
                     $step,
-                    concat!("add {a}, ", $rows, " * 64"),
+                    "add {a}, {a_step}",
                     "add {b}, 2048",
                     "dec {count}",
                     "jnz 2b",
@@ -214,11 +302,16 @@ unsafe fn multiply(sums: *mut f32, a: &[u32], b: *const u32, count: usize) {
                     "tilestored [{sums} + 2 * {line}], tmm0",
                     "tilestored [{sums} + 2 * {line} + 64], tmm1",
                     $store,
-                    a = inout(reg) a.as_ptr() => _,
+                    a = inout(reg) a.start => _,
+                    a_line = in(reg) a.line,
+                    other = inout(reg) a.start.wrapping_add(a.tile) => _,
+                    a_step = in(reg) a.step,
                     b = inout(reg) b => _,
                     count = inout(reg) count => _,
                     sums = in(reg) sums,
                     line = in(reg) 64_usize,
+                    next = inout(reg) next.0 => _,
+                    next_line = in(reg) next.1,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -226,14 +319,13 @@ unsafe fn multiply(sums: *mut f32, a: &[u32], b: *const u32, count: usize) {
             }
         };
     }
-    if a.len() == VALUES * count {
-        by_steps!("16", "", "", "");
-    } else {
+    if is_tall {
         by_steps!(
-            "32",
             "tilezero tmm2\ntilezero tmm3",
-            "tileloadd tmm5, [{a} + {line} + 1024]\ntdpbf16ps tmm2, tmm5, tmm6\ntdpbf16ps tmm3, tmm5, tmm7",
+            "tileloadd tmm5, [{other} + {a_line}]\ntdpbf16ps tmm2, tmm5, tmm6\ntdpbf16ps tmm3, tmm5, tmm7\nadd {other}, {a_step}",
             "tilestored [{sums} + 2 * {line} + 2048], tmm2\ntilestored [{sums} + 2 * {line} + 2112], tmm3"
         );
+    } else {
+        by_steps!("/* {other} */", "", "");
     }
 }

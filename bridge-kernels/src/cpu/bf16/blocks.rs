@@ -1,5 +1,8 @@
 //! Products by blocks, whose operands are packed for a micro-kernel.
 
+use std::ops::Range;
+
+use half::bf16;
 use rayon::prelude::*;
 
 use super::Factors;
@@ -48,20 +51,35 @@ pub trait MicroKernel: Sized {
     /// As [`Self::pack_rows`].
     unsafe fn start() -> Self;
 
-    /// Computes the tile of `out` that begins at a row and column, from panels of `rows` rows and
-    /// of [`COLUMNS`] columns, and adds its part of `terms`, which are as large as `out`.
+    /// True if tiles read such a left operand without a panel, in panels of [`Self::ROWS`] rows.
+    fn reads_in_place(_a: Matrix<'_, bf16>) -> bool {
+        false
+    }
+
+    /// Computes the tiles of `out` in some rows and columns, from rows and from panels of
+    /// [`COLUMNS`] columns, and adds their part of `terms`, which are as large as `out`. `next` are
+    /// the rows that are likely to be read next.
     ///
     /// # Safety
-    /// No other task may touch the tile at the same time, and the partial sums must be as large as
+    /// No other task may touch the tiles at the same time, and the partial sums must be as large as
     /// `out`.
-    unsafe fn tile<O: Element>(
+    unsafe fn tiles<O: Element>(
         &self,
         out: &MatrixMut<'_, O>,
-        place: [usize; 2],
-        rows: usize,
-        panels: [&[u32]; 2],
+        place: [Range<usize>; 2],
+        left: Left<'_>,
+        next: Option<Left<'_>>,
+        right: &[u32],
         terms: Terms<'_>,
     );
+}
+
+/// At most [`MicroKernel::ROWS`] rows of the left operand.
+#[derive(Clone, Copy)]
+pub enum Left<'a> {
+    Panel(&'a [u32]),
+    /// Rows where they are, see [`MicroKernel::reads_in_place`].
+    Rows(Matrix<'a, bf16>),
 }
 
 /// See the module. Shapes have been checked.
@@ -163,15 +181,18 @@ fn block<A: Element, B: Element, O: Element, K: MicroKernel>(
     is_parallel: bool,
 ) {
     let (m, n, steps) = (a.rows(), b.cols(), K::steps(a.cols()));
-    let rows = (BLOCK / steps.max(1) / K::ROWS).max(4) * K::ROWS;
+    let in_place = a.with_elements().filter(|a| K::reads_in_place(*a));
+    // Rows of panels that are read where they are, from the first on.
+    let unpacked = if in_place.is_some() { m / K::ROWS * K::ROWS } else { 0 };
+    let rows = if unpacked > 0 { m } else { (BLOCK / steps.max(1) / K::ROWS).max(4) * K::ROWS };
     // As few blocks as that takes, of about one size.
     let rows = m.div_ceil(m.div_ceil(rows)).next_multiple_of(K::ROWS);
-    let mut lines = arbitrary::<Line>((K::stored_rows(rows.min(m)) * steps).div_ceil(LANES));
+    let mut lines = arbitrary::<Line>((K::stored_rows(rows.min(m) - unpacked) * steps).div_ceil(LANES));
     for top in (0..m).step_by(rows) {
         let count = rows.min(m - top);
-        let panels = &mut Line::values_mut(&mut lines)[..K::stored_rows(count) * steps];
+        let panels = &mut Line::values_mut(&mut lines)[..K::stored_rows(count - unpacked) * steps];
         let pack = |(i, panel): (usize, &mut [u32])| {
-            let first = top + i * K::ROWS;
+            let first = top + unpacked + i * K::ROWS;
             // SAFETY: forms by blocks are chosen only where the machine has them.
             unsafe { K::pack_rows(panel, a.row_range(first, K::ROWS.min(m - first))) };
         };
@@ -180,7 +201,7 @@ fn block<A: Element, B: Element, O: Element, K: MicroKernel>(
             true => panels.par_chunks_mut(length).enumerate().with_min_len(4).for_each(pack),
             false => panels.chunks_mut(length).enumerate().for_each(pack),
         }
-        let rows = Rows { panels, top, count, steps };
+        let rows = Rows { in_place, unpacked, panels, top, count, steps };
         let columns = n.div_ceil(COLUMNS);
         let threads = if is_parallel { rayon::current_num_threads() } else { 1 };
         let groups = columns.div_ceil((K::GROUP / (COLUMNS * steps.max(1))).max(1));
@@ -201,8 +222,12 @@ fn block<A: Element, B: Element, O: Element, K: MicroKernel>(
     }
 }
 
-/// A packed block of rows.
+/// A block of rows.
 struct Rows<'a> {
+    in_place: Option<Matrix<'a, bf16>>,
+    /// Rows that are read in place, the first ones.
+    unpacked: usize,
+    /// The other rows, packed.
     panels: &'a [u32],
     /// First row, and number of rows.
     top: usize,
@@ -211,23 +236,35 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
+    fn panel<K: MicroKernel>(&self, panel: usize) -> (Range<usize>, Left<'_>) {
+        let first = panel * K::ROWS;
+        let rows = K::ROWS.min(self.count - first);
+        let left = match self.in_place {
+            Some(a) if first < self.unpacked => Left::Rows(a.row_range(first, rows)),
+            _ => {
+                let start = (first - self.unpacked) * self.steps;
+                Left::Panel(&self.panels[start..][..K::stored_rows(rows) * self.steps])
+            }
+        };
+        (self.top + first..self.top + first + rows, left)
+    }
+
     /// The tiles of some columns and of some panels of rows.
     fn multiply<B: Element, O: Element, K: MicroKernel>(
         &self,
         out: &MatrixMut<'_, O>,
-        columns: std::ops::Range<usize>,
-        panels: std::ops::Range<usize>,
+        columns: Range<usize>,
+        panels: Range<usize>,
         b: Matrix<'_, B>,
         lines: &mut Vec<Line>,
         terms: Terms<'_>,
     ) {
-        let steps = self.steps;
-        let of_panel = COLUMNS * steps;
+        let of_panel = COLUMNS * self.steps;
         let needed = columns.len().div_ceil(COLUMNS) * of_panel;
         if lines.len() * LANES < needed {
             *lines = arbitrary(needed.div_ceil(LANES));
         }
-        let right = Line::values_mut(lines);
+        let right = &mut Line::values_mut(lines)[..needed];
         for (i, column) in columns.clone().step_by(COLUMNS).enumerate() {
             let own = b.col_range(column, COLUMNS.min(columns.end - column));
             // SAFETY: forms by blocks are chosen only where the machine has them.
@@ -235,15 +272,11 @@ impl Rows<'_> {
         }
         // SAFETY: as above.
         let kernel = unsafe { K::start() };
-        for panel in panels {
-            let first = panel * K::ROWS;
-            let rows = K::ROWS.min(self.count - first);
-            let left = &self.panels[first * steps..][..K::stored_rows(rows) * steps];
-            for (i, column) in columns.clone().step_by(COLUMNS).enumerate() {
-                let right = &right[i * of_panel..][..of_panel];
-                // SAFETY: tasks have different tiles.
-                unsafe { kernel.tile(out, [self.top + first, column], rows, [left, right], terms) };
-            }
+        for panel in panels.clone() {
+            let (rows, left) = self.panel::<K>(panel);
+            let next = (panel + 1 < panels.end).then(|| self.panel::<K>(panel + 1).1);
+            // SAFETY: tasks have different tiles.
+            unsafe { kernel.tiles(out, [rows, columns.clone()], left, next, right, terms) };
         }
     }
 }

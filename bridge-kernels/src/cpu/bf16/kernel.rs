@@ -7,18 +7,20 @@
 
 use std::arch::x86_64::{
     __m256i, __m512, __m512bh, __m512i, _mm256_mask_storeu_epi16, _mm256_maskz_loadu_epi16, _mm512_add_ps,
-    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi512_ps, _mm512_castsi512_si256, _mm512_cvtepu16_epi32,
-    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_extracti64x4_epi64, _mm512_fmadd_ps,
-    _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16,
-    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_or_si512, _mm512_reduce_add_ps, _mm512_set1_epi32, _mm512_set1_ps,
-    _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_unpackhi_epi32,
-    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtne2ps_pbh, _mm512_cvtneps_pbh, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_inserti64x4, _mm512_loadu_ps,
+    _mm512_loadu_si512, _mm512_mask_storeu_epi32, _mm512_mask_storeu_ps, _mm512_maskz_loadu_epi16,
+    _mm512_maskz_loadu_ps, _mm512_mul_ps, _mm512_permutexvar_epi16, _mm512_reduce_add_ps, _mm512_set1_epi32,
+    _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_storeu_ps,
+    _mm512_storeu_si512, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
 };
+
+use std::ops::Range;
 
 use burn::tensor::DType;
 use bytemuck::{Pod, Zeroable};
 
-use super::blocks::MicroKernel;
+use super::blocks::{Left, MicroKernel};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut};
 
@@ -88,32 +90,39 @@ impl<const PAIRS: bool> MicroKernel for Vectors<PAIRS> {
         Self
     }
 
-    unsafe fn tile<O: Element>(
+    unsafe fn tiles<O: Element>(
         &self,
         out: &MatrixMut<'_, O>,
-        [row, column]: [usize; 2],
-        rows: usize,
-        [a, b]: [&[u32]; 2],
+        [rows, columns]: [Range<usize>; 2],
+        left: Left<'_>,
+        _next: Option<Left<'_>>,
+        right: &[u32],
         terms: Terms<'_>,
     ) {
-        let steps = b.len() / COLUMNS;
-        let columns = (out.cols() - column).min(COLUMNS);
-        assert!(
-            a.len() == rows * steps && b.len() == COLUMNS * steps && row + rows <= out.rows(),
-            "panels of one tile"
-        );
-        let terms = TileTerms::new(terms, row, column);
-        let (start, stride) = out.start(row, column);
-        macro_rules! by_rows {
-            ($($rows:literal)+) => {
-                match rows {
-                    // SAFETY: the panels and the tile have these sizes.
-                    $($rows => unsafe { tile_of::<O, $rows, PAIRS>(steps, a.as_ptr(), b.as_ptr(), start, stride, columns, terms) },)+
-                    _ => unreachable!("a tile has at most {} rows", Self::ROWS),
-                }
-            };
+        let Left::Panel(a) = left else { unreachable!("rows are packed") };
+        let panels = columns.len().div_ceil(COLUMNS);
+        let of_panel = right.len() / panels.max(1);
+        let steps = of_panel / COLUMNS;
+        let fits = a.len() == rows.len() * steps && right.len() == panels * steps * COLUMNS;
+        assert!(fits && rows.end <= out.rows() && columns.end <= out.cols(), "panels of tiles");
+        for (i, column) in columns.clone().step_by(COLUMNS).enumerate() {
+            let b = right[i * of_panel..].as_ptr();
+            let count = (columns.end - column).min(COLUMNS);
+            let terms = TileTerms::new(terms, rows.start, column);
+            let (start, stride) = out.start(rows.start, column);
+            macro_rules! by_rows {
+                ($($rows:literal)+) => {
+                    match rows.len() {
+                        // SAFETY: the panels and the tile have these sizes.
+                        $($rows => unsafe {
+                            tile_of::<O, $rows, PAIRS>(steps, a.as_ptr(), b, start, stride, count, terms);
+                        },)+
+                        _ => unreachable!("a tile has at most {} rows", Self::ROWS),
+                    }
+                };
+            }
+            by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
         }
-        by_rows!(1 2 3 4 5 6 7 8 9 10 11 12 13 14);
     }
 }
 
@@ -192,17 +201,30 @@ pub unsafe fn narrow_along<E: Element>(from: *const E, count: usize) -> __m512i 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 pub unsafe fn pairs<E: Element>(one: *const E, other: *const E, one_mask: u16, other_mask: u16) -> __m512i {
     // SAFETY: masked elements are not read.
-    let (low, high) = unsafe {
+    let both = unsafe {
         match E::DTYPE {
             DType::F32 => {
                 let one = _mm512_maskz_loadu_ps(one_mask, one.cast());
-                let both = bits(_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(other_mask, other.cast()), one));
-                (_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both))
+                bits(_mm512_cvtne2ps_pbh(_mm512_maskz_loadu_ps(other_mask, other.cast()), one))
             }
-            _ => (_mm256_maskz_loadu_epi16(one_mask, one.cast()), _mm256_maskz_loadu_epi16(other_mask, other.cast())),
+            _ => {
+                let low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi16(one_mask, one.cast()));
+                _mm512_inserti64x4::<1>(low, _mm256_maskz_loadu_epi16(other_mask, other.cast()))
+            }
         }
     };
-    _mm512_or_si512(_mm512_cvtepu16_epi32(low), _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high)))
+    // Elements of the two halves by turns.
+    const ORDER: [u16; 2 * LANES] = {
+        let mut order = [0; 2 * LANES];
+        let mut i = 0;
+        while i < order.len() {
+            order[i] = (i / 2 + i % 2 * LANES) as u16;
+            i += 1;
+        }
+        order
+    };
+    // SAFETY: both are 64 bytes.
+    _mm512_permutexvar_epi16(unsafe { std::mem::transmute::<[u16; 2 * LANES], __m512i>(ORDER) }, both)
 }
 
 /// Adjacent elements in float32.
@@ -421,29 +443,41 @@ unsafe fn tile_of<O: Element, const R: usize, const PAIRS: bool>(
     }
 }
 
-/// Adds the terms to `rows` rows of [`COLUMNS`] sums, and stores the tile of `out` that begins at a
-/// row and column.
+/// Adds the terms to sums in rows of [`COLUMNS`], and stores these rows and columns of `out`.
 ///
 /// # Safety
-/// As [`MicroKernel::tile`]; `sums` must have these rows.
+/// As [`MicroKernel::tiles`]; the rows and columns must lie inside `out`, and `sums` must have them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
-pub unsafe fn store_rows<O: Element>(
+pub unsafe fn store_tile<O: Element>(
     out: &MatrixMut<'_, O>,
-    [row, column]: [usize; 2],
-    rows: usize,
+    [rows, columns]: [Range<usize>; 2],
     sums: *const f32,
     terms: Terms<'_>,
 ) {
-    let columns = (out.cols() - column).min(COLUMNS);
-    let terms = TileTerms::new(terms, row, column);
-    let (out, stride) = out.start(row, column);
-    for i in 0..rows {
-        for column in (0..columns).step_by(LANES) {
-            let mask = first((columns - column).min(LANES));
-            // SAFETY: masks leave out columns that are not there.
-            unsafe {
-                let sum = _mm512_loadu_ps(sums.add(i * COLUMNS + column));
-                store(out.add(i * stride + column), mask, with_terms(sum, i, column, mask, &terms));
+    let has_terms = terms.sums.is_some() || terms.bias.is_some() || terms.residual.is_some();
+    let terms = TileTerms::new(terms, rows.start, columns.start);
+    let (out, stride) = out.start(rows.start, columns.start);
+    for i in 0..rows.len() {
+        // SAFETY: masks leave out columns that are not there.
+        unsafe {
+            let (sums, out) = (sums.add(i * COLUMNS), out.add(i * stride));
+            if columns.len() == COLUMNS && !has_terms {
+                let scale = _mm512_set1_ps(terms.scale);
+                let low = _mm512_mul_ps(_mm512_loadu_ps(sums), scale);
+                let high = _mm512_mul_ps(_mm512_loadu_ps(sums.add(LANES)), scale);
+                match O::DTYPE {
+                    DType::F32 => {
+                        _mm512_storeu_ps(out.cast(), low);
+                        _mm512_storeu_ps(out.cast::<f32>().add(LANES), high);
+                    }
+                    _ => _mm512_storeu_si512(out.cast(), bits(_mm512_cvtne2ps_pbh(high, low))),
+                }
+                continue;
+            }
+            for column in (0..columns.len()).step_by(LANES) {
+                let mask = first((columns.len() - column).min(LANES));
+                let sum = _mm512_loadu_ps(sums.add(column));
+                store(out.add(column), mask, with_terms(sum, i, column, mask, &terms));
             }
         }
     }
