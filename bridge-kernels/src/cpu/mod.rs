@@ -14,6 +14,7 @@ pub(crate) mod buffer;
 pub(crate) mod documents;
 pub(crate) mod element;
 pub(crate) mod gemm;
+pub(crate) mod matrix;
 pub(crate) mod simd;
 pub(crate) mod small;
 #[cfg(test)]

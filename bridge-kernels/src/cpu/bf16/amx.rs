@@ -13,10 +13,10 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
-use super::blocks::{Left, MicroKernel};
-use super::kernel::{COLUMNS, LANES, Line, Terms, first, narrow_along, pairs, store_tile, transpose};
+use super::kernel::{COLUMNS, LANES, Left, Line, MicroKernel, Terms};
+use super::vectors::{first, narrow_along, pairs, store_tile, transpose};
 use crate::cpu::element::Element;
-use crate::cpu::gemm::{Matrix, MatrixMut};
+use crate::cpu::matrix::{Matrix, MatrixMut};
 
 /// Lines of a tile register, and values of 32 bits in a line.
 const SIDE: usize = LANES;
@@ -36,8 +36,8 @@ pub fn is_usable() -> bool {
     })
 }
 
-/// Asks Linux for the state of tile registers, which threads save on a stack for signals or in
-/// switches only once a process asked (`Documentation/arch/x86/xstate.rst`).
+/// Asks Linux for tile registers, which a process may use only after that
+/// (`Documentation/arch/x86/xstate.rst`).
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
@@ -81,6 +81,7 @@ impl MicroKernel for Amx {
     const ROWS: usize = 2 * SIDE;
     const LONGEST: usize = 2048;
     const UNIT: usize = ELEMENTS;
+    /// A megabyte.
     const GROUP: usize = 1 << 18;
 
     fn steps(len: usize) -> usize {
@@ -150,7 +151,7 @@ impl MicroKernel for Amx {
             unsafe {
                 let own = sums.add(i % 2).cast();
                 multiply(own, left, right.as_ptr().add(i * of_panel), count, rows.len() > SIDE, next.part(i, count));
-                // While registers multiply, the tile before is stored.
+                // The tile before is stored while registers multiply.
                 let tile = [rows.clone(), column..columns.end.min(column + COLUMNS)];
                 if let Some((tile, sums)) = earlier.replace((tile, own)) {
                     store_tile(out, tile, sums, terms);
@@ -233,8 +234,8 @@ unsafe fn pack_tile<E: Element, const BY_VECTOR: bool>(
     [vector_stride, stride]: [usize; 2],
 ) {
     let mut lines = [_mm512_setzero_si512(); SIDE];
-    // SAFETY: counts and masks leave out missing elements. Loops of a fixed length keep the lines in
-    // registers.
+    // Loops of a fixed length keep the lines in registers.
+    // SAFETY: counts and masks leave out missing elements.
     unsafe {
         if stride == 1 {
             for (i, line) in lines.iter_mut().enumerate() {
@@ -272,7 +273,8 @@ unsafe fn pack_tile<E: Element, const BY_VECTOR: bool>(
 /// The thread's tile registers must be configured, `sums` must have room for 32 rows, and the
 /// operands must be that long.
 unsafe fn multiply(sums: *mut f32, a: Lines, b: *const u32, count: usize, is_tall: bool, next: (*const u8, usize)) {
-    // Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns.
+    // Registers 0 to 3 are sums, 4 and 5 rows, 6 and 7 columns. `{other}` is without use in a tile
+    // of 16 rows.
     macro_rules! by_steps {
         ($zero:literal, $step:literal, $store:literal) => {
             // SAFETY: the operands and the sums are that long; a prefetch may have any address.

@@ -6,81 +6,14 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::Factors;
-use super::kernel::{COLUMNS, FEW, LANES, Line, Terms, arrange, dots, row_lines};
+use super::kernel::{COLUMNS, LANES, Left, Line, MicroKernel, Terms};
+use super::vectors::{FEW, arrange, dots, row_lines};
 use crate::cpu::buffer::{arbitrary, filled};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::{Matrix, MatrixMut, Output, PARALLEL_WORK, Threads};
 
 /// Values of a packed block of rows, about: 4 MiB.
 const BLOCK: usize = 1 << 20;
-
-/// Computes tiles of [`COLUMNS`] columns from panels: packed vectors (rows of the left operand,
-/// columns of the right one), a value of 32 bits of every vector for each step along `k`.
-pub trait MicroKernel: Sized {
-    /// Rows of a tile, at most.
-    const ROWS: usize;
-    /// Elements along `k` of a block, at most.
-    const LONGEST: usize;
-    /// Blocks but the last of `k` begin at multiples of this.
-    const UNIT: usize;
-    /// Values of a packed group of columns, which the second-level cache holds.
-    const GROUP: usize;
-
-    /// Steps along `k` that `len` elements take.
-    fn steps(len: usize) -> usize;
-
-    /// Rows of a panel that holds `rows` rows.
-    fn stored_rows(rows: usize) -> usize;
-
-    /// Packs the rows of `rows`, at most [`Self::ROWS`], into a panel.
-    ///
-    /// # Safety
-    /// The machine must have the instructions of the form.
-    unsafe fn pack_rows<E: Element>(panel: &mut [u32], rows: Matrix<'_, E>);
-
-    /// Packs the columns of `columns`, at most [`COLUMNS`], into a panel of that width, with zeros
-    /// for missing columns.
-    ///
-    /// # Safety
-    /// As [`Self::pack_rows`].
-    unsafe fn pack_columns<E: Element>(panel: &mut [u32], columns: Matrix<'_, E>);
-
-    /// Prepares the thread for tiles, until the value is dropped.
-    ///
-    /// # Safety
-    /// As [`Self::pack_rows`].
-    unsafe fn start() -> Self;
-
-    /// True if tiles read such a left operand without a panel, in panels of [`Self::ROWS`] rows.
-    fn reads_in_place(_a: Matrix<'_, bf16>) -> bool {
-        false
-    }
-
-    /// Computes the tiles of `out` in some rows and columns, from rows and from panels of
-    /// [`COLUMNS`] columns, and adds their part of `terms`, which are as large as `out`. `next` are
-    /// the rows that are likely to be read next.
-    ///
-    /// # Safety
-    /// No other task may touch the tiles at the same time, and the partial sums must be as large as
-    /// `out`.
-    unsafe fn tiles<O: Element>(
-        &self,
-        out: &MatrixMut<'_, O>,
-        place: [Range<usize>; 2],
-        left: Left<'_>,
-        next: Option<Left<'_>>,
-        right: &[u32],
-        terms: Terms<'_>,
-    );
-}
-
-/// At most [`MicroKernel::ROWS`] rows of the left operand.
-#[derive(Clone, Copy)]
-pub enum Left<'a> {
-    Panel(&'a [u32]),
-    /// Rows where they are, see [`MicroKernel::reads_in_place`].
-    Rows(Matrix<'a, bf16>),
-}
 
 /// See the module. Shapes have been checked.
 pub fn blocks<A: Element, B: Element, O: Element, K: MicroKernel>(

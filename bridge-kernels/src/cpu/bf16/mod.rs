@@ -12,6 +12,8 @@ mod blocks;
 mod kernel;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod vectors;
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -163,7 +165,7 @@ fn product_by<A: Element, B: Element, O: Element>(
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if form != Form::Copies && m <= kernel::FEW && b.strides()[0] == 1 {
+    if form != Form::Copies && m <= vectors::FEW && b.strides()[0] == 1 {
         return match form {
             Form::Pairs => blocks::few_rows::<A, B, O, true>(out, output, factors, threads),
             _ => blocks::few_rows::<A, B, O, false>(out, output, factors, threads),
@@ -173,9 +175,9 @@ fn product_by<A: Element, B: Element, O: Element>(
         #[cfg(target_arch = "x86_64")]
         Form::Tiles => blocks::blocks::<A, B, O, amx::Amx>(out, output, factors, threads),
         #[cfg(target_arch = "x86_64")]
-        Form::Pairs => blocks::blocks::<A, B, O, kernel::Vectors<true>>(out, output, factors, threads),
+        Form::Pairs => blocks::blocks::<A, B, O, vectors::Vectors<true>>(out, output, factors, threads),
         #[cfg(target_arch = "x86_64")]
-        Form::Widened => blocks::blocks::<A, B, O, kernel::Vectors<false>>(out, output, factors, threads),
+        Form::Widened => blocks::blocks::<A, B, O, vectors::Vectors<false>>(out, output, factors, threads),
         _ => copies(out, output, factors, threads),
     }
 }
