@@ -2,9 +2,9 @@
 
 use burn::tensor::Tensor;
 
+#[cfg(any(test, feature = "cuda"))]
 use super::cpu as kernel;
 use super::kind::{Activation, GatedUnit};
-use crate::cpu::element::Element;
 #[cfg(any(test, feature = "cuda"))]
 use crate::flex::Values;
 use crate::flex::{Kernels, Typed, attach_one, gradient, tensor};
@@ -35,16 +35,16 @@ pub(crate) fn activation_gradient<const D: usize>(dy: Tensor<D>, x: &Tensor<D>, 
 }
 
 /// See [`crate::glu_recomputable`].
-pub(crate) fn glu<E: Element>(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>> {
+pub(crate) fn glu<E: Kernels>(x_bt2f: &Tensor<3>, unit: GatedUnit) -> Option<Recomputable<3>> {
     let dims = x_bt2f.dims();
     let [b, t, width] = [dims[0], dims[1], dims[2] / 2];
     let values = Typed::<E>::contiguous_of(x_bt2f)?;
-    let y = tensor(kernel::glu(values.slice(), width, unit), [b, t, width]);
+    let y = tensor(E::glu(values.slice(), width, unit), [b, t, width]);
     let kept = values.clone();
-    let recompute = Recompute::new(move || Typed::from_vec(kernel::glu(kept.slice(), width, unit), [b, t, width]));
+    let recompute = Recompute::new(move || Typed::from_vec(E::glu(kept.slice(), width, unit), [b, t, width]));
     let values = values.kept();
     let tensor = attach_one(y, x_bt2f.clone(), move |dy: Typed<E>| {
-        gradient(kernel::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
+        gradient(E::glu_backward(dy.slice(), values.values().slice(), width, unit), dims)
     });
     Some(Recomputable { tensor, recompute: Some(recompute) })
 }

@@ -4,16 +4,15 @@ use burn::tensor::{Int, Tensor};
 
 use super::OutputLayer;
 use super::accuracy::TokenAccuracy;
-use super::cpu::{LossAndGradients, Problem, solve};
+use super::cpu::{LossAndGradients, Problem};
 use super::options::CrossEntropyOptions;
-use crate::cpu::element::Element;
-use crate::flex::{Typed, Values, integers, rounded_gradient, tensor, tracked};
+use crate::flex::{Kernels, Typed, Values, integers, rounded_gradient, tensor, tracked};
 use crate::optim::cpu::scale;
 use crate::quantized::LinearWeight;
 use crate::quantized::flex::Held;
 use crate::vjp;
 
-pub(crate) fn linear_cross_entropy<E: Element>(
+pub(crate) fn linear_cross_entropy<E: Kernels>(
     x_nc: &Tensor<2>,
     output: &OutputLayer,
     targets_n: &Tensor<1, Int>,
@@ -40,7 +39,7 @@ pub(crate) fn linear_cross_entropy<E: Element>(
         options: *options,
         accuracy,
     };
-    Some(attached(solve(problem, wanted), x_nc, output))
+    Some(attached(E::cross_entropy(problem, wanted), x_nc, output))
 }
 
 /// The loss as a tensor, with the gradients that were found beside it: backward only scales them.

@@ -2,16 +2,14 @@
 
 use burn::tensor::{Int, Tensor};
 
-use super::cpu as kernel;
-use crate::cpu::element::Element;
-use crate::flex::{Typed, attach_one, gradient, indices, tensor};
+use crate::flex::{Kernels, Typed, attach_one, gradient, indices, tensor};
 
-pub(crate) fn embedding<E: Element>(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, Int>) -> Option<Tensor<3>> {
+pub(crate) fn embedding<E: Kernels>(weight_vc: &Tensor<2>, ids_bt: &Tensor<2, Int>) -> Option<Tensor<3>> {
     let ([v, c], [b, t]) = (weight_vc.dims(), ids_bt.dims());
     let table = Typed::<E>::contiguous_of(weight_vc)?;
     let ids = indices(ids_bt)?;
-    let y = tensor(kernel::forward(table.slice(), c, &ids), [b, t, c]);
+    let y = tensor(E::embedding(table.slice(), c, &ids), [b, t, c]);
     Some(attach_one(y, weight_vc.clone(), move |dy: Typed<E>| {
-        gradient(kernel::backward(dy.slice(), c, &ids, v), [v, c])
+        gradient(E::embedding_backward(dy.slice(), c, &ids, v), [v, c])
     }))
 }

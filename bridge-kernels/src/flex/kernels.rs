@@ -1,14 +1,17 @@
-//! Kernels of operations on tensors of any rank. Code that is generic over the rank is compiled in
-//! other crates, with their settings; these functions are compiled in this one.
+//! Kernels of operations whose public functions are generic. Those are compiled in the crates that
+//! call them, with their settings; these functions are compiled in this one.
 
 use half::bf16;
 
 use crate::activation::{Activation, GatedUnit, cpu as activation};
 use crate::cpu::element::Element;
 use crate::cpu::gemm::Matrix;
+use crate::cross_entropy::cpu::{self as cross_entropy, LossAndGradients, Problem, WantedGradients};
 use crate::dropout::cpu::{self as dropout, Mask};
+use crate::embedding::cpu as embedding;
 use crate::linear::cpu as linear;
 use crate::norm::cpu::{self as norm, NormGradients, Normed, Saved, Statistics};
+use crate::vocab_parallel_cross_entropy::{VocabularyShard, cpu as vocab_parallel_cross_entropy};
 
 /// Declares the trait, and implements it for each element by functions that are generic over it.
 macro_rules! kernels {
@@ -62,4 +65,12 @@ kernels! {
         residual: Option<Vec<Self>>
     ) -> NormGradients<Self> = norm::layer_norm_backward;
     fn dropout(x: &[Self], mask: Mask) -> Vec<Self> = dropout::apply;
+    fn embedding(table: &[Self], columns: usize, ids: &[usize]) -> Vec<Self> = embedding::forward;
+    fn embedding_backward(dy: &[Self], columns: usize, ids: &[usize], rows: usize) -> Vec<Self> = embedding::backward;
+    fn cross_entropy(problem: Problem<'_, Self>, wanted: WantedGradients) -> LossAndGradients = cross_entropy::solve;
+    fn vocab_parallel_cross_entropy(
+        problem: Problem<'_, Self>,
+        wanted: WantedGradients,
+        shard: &VocabularyShard<'_>
+    ) -> LossAndGradients = vocab_parallel_cross_entropy::solve;
 }

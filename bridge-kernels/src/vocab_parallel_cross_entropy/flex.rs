@@ -2,16 +2,14 @@
 
 use burn::tensor::Tensor;
 
-use super::cpu::solve;
 use super::shard::{Targets, VocabularyShard};
-use crate::cpu::element::Element;
 use crate::cross_entropy::cpu::Problem;
 use crate::cross_entropy::flex::{attached, checked_targets};
 use crate::cross_entropy::{CrossEntropyOptions, OutputLayer};
-use crate::flex::{Typed, Values, integers};
+use crate::flex::{Kernels, Typed, Values, integers};
 use crate::quantized::flex::Held;
 
-pub(crate) fn vocab_parallel_cross_entropy<E: Element>(
+pub(crate) fn vocab_parallel_cross_entropy<E: Kernels>(
     x_nc: &Tensor<2>,
     output: &OutputLayer,
     targets: &Targets,
@@ -36,5 +34,5 @@ pub(crate) fn vocab_parallel_cross_entropy<E: Element>(
         options: *options,
         accuracy: None,
     };
-    Some(attached(solve(problem, wanted, shard), x_nc, output))
+    Some(attached(E::vocab_parallel_cross_entropy(problem, wanted, shard), x_nc, output))
 }

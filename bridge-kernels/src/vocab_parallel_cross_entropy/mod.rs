@@ -6,7 +6,7 @@
 //! arXiv:1909.08053, section 3). The caller implements the communication: see
 //! [`VocabularyExchange`].
 
-mod cpu;
+pub(crate) mod cpu;
 mod flex;
 mod shard;
 
