@@ -88,6 +88,19 @@ pub enum OptimizerError {
         /// The parameter.
         parameter: String,
     },
+    /// A group has a value that its rule does not read.
+    #[error(
+        "optimizer_config_override_provider.rules: {setting} is set for the parameter {parameter}, whose optimizer \
+         `{rule}` has no {setting}; leave {setting} out, or match only parameters of an optimizer that has it"
+    )]
+    NoSetting {
+        /// Name of the value in recipes.
+        setting: &'static str,
+        /// The rule.
+        rule: &'static str,
+        /// The parameter.
+        parameter: String,
+    },
     /// A rule of matrices is given another parameter.
     #[error(
         "the parameter {parameter} of shape {shape:?} is given to the optimizer `{rule}`; expected two dimensions, which it needs"
@@ -146,7 +159,8 @@ impl Optimizer {
     /// All ranks call this together.
     ///
     /// # Errors
-    /// If a group names a rule that does not exist, or ranks cannot form groups.
+    /// If a group names a rule that does not exist, or has a value that its rule does not read, or
+    /// ranks cannot form groups.
     pub fn new(
         settings: OptimizerSettings,
         chunks: &[Box<dyn ModelChunk>],
@@ -162,8 +176,7 @@ impl Optimizer {
             let GroupSettings { rule, epsilon, momentum, .. } = group.settings;
             let kind = (rule.filter(|rule| *rule != settings.algorithm.rule.declared.name), epsilon, momentum);
             if !kinds.contains(&kind) {
-                let unknown = |rule| OptimizerError::UnknownRule { rule, parameter: group.names[0].clone() };
-                algorithms.push(settings.algorithm.for_group(&group.settings).map_err(unknown)?);
+                algorithms.push(settings.algorithm.for_group(&group.settings, &group.names[0])?);
                 kinds.push(kind);
             }
             let algorithm = kinds.iter().position(|known| *known == kind).expect("it was added");

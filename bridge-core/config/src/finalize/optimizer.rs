@@ -6,7 +6,8 @@ use super::super::choice::{DType, MatmulPrecision, Moment2Method, MuonCoefficien
 use super::super::run_config::{FinalOptimizer, ParallelSizes};
 use super::Draft;
 use super::presets::has_shards;
-use crate::optimizer_rules::{ADAPTIVE_MUON, KeptFormats, NAMES, RULES, ScalarRule, UpdateSize};
+use crate::optimizer_rules::{ADAPTIVE_MUON, KeptFormats, NAMES, OptimizerRule, RULES, ScalarRule, UpdateSize};
+use crate::sections::RecipeConfig;
 
 /// Checks the optimizer and fills in the floor of its learning rate.
 pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalOptimizer {
@@ -31,21 +32,14 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
 
 /// The chosen rule must exist, and settings that only other rules read are refused.
 fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
-    let Some(rule) = chosen.rule() else {
+    if chosen.rule().is_none() {
         // The refusal of the name has been reported already.
         let is_refused = draft.errors.names("optimizer.optimizer");
         let message = format!("expected one of {}, found {chosen}", NAMES.join(", "));
         return draft.require(is_refused, "optimizer.optimizer", message);
-    };
-    let of_parameters = draft.recipe.optimizer_config_override_provider.rules.iter().filter_map(|rule| rule.optimizer);
-    let of_parameters: Vec<_> = of_parameters.filter_map(OptimizerName::rule).collect();
-    let scalars = rule.scalar_rule(&draft.recipe.optimizer);
-    let is_read = |setting: &&str| {
-        std::iter::once(rule)
-            .chain(scalars)
-            .chain(of_parameters.iter().copied())
-            .any(|rule| rule.settings.contains(setting))
-    };
+    }
+    let all = all_rules(&draft.recipe);
+    let is_read = |setting: &&str| all.iter().any(|rule| rule.settings.contains(setting));
     let settings: BTreeSet<&str> = RULES.iter().flat_map(|other| other.settings).copied().collect();
     for setting in settings.into_iter().filter(|setting| !is_read(setting)) {
         let key = format!("optimizer.{setting}");
@@ -55,6 +49,16 @@ fn foreign_settings_are_not_set(draft: &mut Draft<'_>, chosen: OptimizerName) {
         let is_changed = draft.recipe_differs(&key);
         draft.require(!is_changed, &key, message);
     }
+}
+
+/// Optimizers that parameters of a run may have: the chosen one, that of vectors beside it, and
+/// those of rules of single parameters.
+fn all_rules(recipe: &RecipeConfig) -> Vec<&'static OptimizerRule> {
+    let chosen = recipe.optimizer.optimizer.rule();
+    let scalars = chosen.and_then(|rule| rule.scalar_rule(&recipe.optimizer));
+    let rules = recipe.optimizer_config_override_provider.rules.iter();
+    let of_parameters = rules.filter_map(|rule| rule.optimizer?.rule());
+    chosen.into_iter().chain(scalars).chain(of_parameters).collect()
 }
 
 /// Rules of single parameters: each has a pattern that can be read and sets something.
@@ -69,13 +73,14 @@ fn parameter_rules_fit(draft: &mut Draft<'_>, lr: f64) {
         if let Some(name) = rule.optimizer.filter(|name| name.rule().is_none()) {
             draft.require(false, &key("optimizer"), format!("expected one of {}, found {name}", NAMES.join(", ")));
         }
-        if let Some(chosen) = rule.optimizer.and_then(OptimizerName::rule) {
-            let mut settings = draft.recipe.optimizer.clone();
-            let lacks_momentum = rule.momentum.is_some() && chosen.momentum(&mut settings).is_none();
-            draft.forbid(lacks_momentum, &key("momentum"), format!("is no setting of {}", chosen.name));
-            let lacks_epsilon = rule.eps.is_some() && chosen.epsilon(&mut settings).is_none();
-            draft.forbid(lacks_epsilon, &key("eps"), format!("is no setting of {}", chosen.name));
-        }
+        let chosen = rule.optimizer.map_or_else(|| all_rules(&draft.recipe), |name| name.rule().into_iter().collect());
+        let names = chosen.iter().map(|rule| rule.name).collect::<Vec<_>>().join(", ");
+        let mut settings = draft.recipe.optimizer.clone();
+        // An optimizer without a rule has been refused above.
+        let has_momentum = chosen.is_empty() || chosen.iter().any(|rule| rule.momentum(&mut settings).is_some());
+        draft.require(rule.momentum.is_none() || has_momentum, &key("momentum"), format!("is no setting of {names}"));
+        let has_epsilon = chosen.is_empty() || chosen.iter().any(|rule| rule.epsilon(&mut settings).is_some());
+        draft.require(rule.eps.is_none() || has_epsilon, &key("eps"), format!("is no setting of {names}"));
         let (peak, floor) = (rule.lr.unwrap_or(lr), rule.min_lr.or(draft.recipe.optimizer.min_lr).unwrap_or(0.0));
         draft.forbid(floor > peak, &key("lr"), format!("is below the floor {floor}; set min_lr too"));
     }

@@ -77,6 +77,14 @@ const REFUSED: &[(&[&str], &str)] = &[
     ),
     (&["optimizer.optimizer=sgd", "optimizer.adam_beta1=0.5"], "optimizer.adam_beta1"),
     (&["optimizer.sgd_momentum=0.5"], "optimizer.sgd_momentum"),
+    (
+        &["optimizer.optimizer=lion", "optimizer_config_override_provider.rules=[{match=\"*\",eps=1e-6}]"],
+        "optimizer_config_override_provider.rules.0.eps",
+    ),
+    (
+        &["optimizer_config_override_provider.rules=[{optimizer=\"lion\",eps=1e-6}]"],
+        "optimizer_config_override_provider.rules.0.eps",
+    ),
     (&["optimizer.use_layer_wise_distributed_optimizer=true"], "optimizer.use_layer_wise_distributed_optimizer"),
     (&["ddp.overlap_param_gather=true"], "ddp.overlap_param_gather"),
     (

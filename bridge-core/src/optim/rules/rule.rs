@@ -9,6 +9,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::config::optimizer_rules::{KeptFormats, OptimizerRule};
+use crate::optim::OptimizerError;
 use crate::schedule::GroupSettings;
 
 /// Optimizer, apart from the values of its settings.
@@ -171,16 +172,27 @@ impl StateFormats {
 }
 
 impl Algorithm {
-    /// The algorithm of a group with settings of its own. Fails with the name of an unknown rule.
-    pub(in crate::optim) fn for_group(&self, group: &GroupSettings) -> Result<Self, &'static str> {
-        let rule = group.rule.map_or(Ok(self.rule), |name| super::named(name).ok_or(name))?;
+    /// The algorithm of a group with settings of its own, of which `parameter` is a member.
+    ///
+    /// # Errors
+    /// If the group's rule does not exist, or has no setting for a value of the group.
+    pub(in crate::optim) fn for_group(&self, group: &GroupSettings, parameter: &str) -> Result<Self, OptimizerError> {
+        let parameter = || parameter.to_owned();
+        let unknown = |rule| OptimizerError::UnknownRule { rule, parameter: parameter() };
+        let rule = group.rule.map_or(Ok(self.rule), |name| super::named(name).ok_or_else(|| unknown(name)))?;
         let mut settings = self.settings.as_ref().clone();
-        if let Some((setting, value)) = rule.declared.momentum(&mut settings).zip(group.momentum) {
-            *setting = value;
-        }
-        if let Some((setting, value)) = rule.declared.epsilon(&mut settings).zip(group.epsilon) {
-            *setting = value;
-        }
+        let set = |setting: Option<&mut f64>, name, value: Option<f64>| match (setting, value) {
+            (Some(setting), Some(value)) => {
+                *setting = value;
+                Ok(())
+            }
+            (None, Some(_)) => {
+                Err(OptimizerError::NoSetting { setting: name, rule: rule.declared.name, parameter: parameter() })
+            }
+            (_, None) => Ok(()),
+        };
+        set(rule.declared.momentum(&mut settings), "momentum", group.momentum)?;
+        set(rule.declared.epsilon(&mut settings), "eps", group.epsilon)?;
         let made = rule.with(&settings);
         let formats = self.formats.clone().filter(|_| rule.declared == self.rule.declared);
         Ok(Self { formats: formats.or(made.formats.clone()), ..made })

@@ -12,8 +12,8 @@ use super::*;
 use crate::config::optimizer_rules::{self, OptimizerRule, ScalarRule, UpdateSize};
 use crate::config::{Format as RecipeFormat, Kinds, OptimizerConfig, RawConfig, Section, TypeSpec};
 use crate::optim::{
-    AccumulationDType, Distribution, GradientBuffer, GroupRates, Optimizer, OptimizerSettings, StandardOverrides,
-    StepScales,
+    AccumulationDType, Distribution, GradientBuffer, GroupRates, GroupSettings, Optimizer, OptimizerSettings,
+    StandardOverrides, StepScales,
 };
 use crate::tests::toy;
 
@@ -159,6 +159,27 @@ fn epsilon_is_that_of_the_group() {
         let moved = 2.0 - parameter.into_scalar::<f32>();
         assert!((moved - expected).abs() < 1e-6, "{eps_mult}: {moved}");
     }
+}
+
+/// A group whose optimizer has no setting for one of its values is refused, not trained without it.
+#[test]
+fn groups_have_no_values_that_their_rules_do_not_read() {
+    let given = |rule, epsilon, momentum| GroupSettings { rule, epsilon, momentum, ..GroupSettings::default() };
+    let adam = adam();
+    for (algorithm, group, setting) in [
+        (with_defaults(named("lion").unwrap()), given(None, Some(1e-6), None), "eps"),
+        (adam.clone(), given(Some("sgd"), Some(1e-6), Some(0.5)), "eps"),
+        (with_defaults(named("muon").unwrap()), given(None, Some(1e-6), None), "eps"),
+    ] {
+        let message = algorithm.for_group(&group, "layers.1.weight").unwrap_err().to_string();
+        let rule = group.rule.unwrap_or(algorithm.rule.declared.name);
+        for part in ["optimizer_config_override_provider.rules", setting, "layers.1.weight", rule] {
+            assert!(message.contains(part), "{message}: expected {part}");
+        }
+    }
+    let made = adam.for_group(&given(None, Some(0.5), Some(0.25)), "layers.1.weight").unwrap();
+    assert_eq!((made.settings.adam_eps, made.settings.adam_beta1), (0.5, 0.25));
+    assert!(with_defaults(named("lion").unwrap()).for_group(&given(None, None, Some(0.5)), "w").is_ok());
 }
 
 /// Steps of fixed length from where training began, by matrices.
