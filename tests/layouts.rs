@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use bridge_tests::{assert_close, bridge_on, copy, losses_in, losses_of, records_in, root, run_in};
+use bridge_tests::{assert_close, bridge_on, copy, losses_in, losses_of, records_in, root, run, run_in};
 
 /// A model with as many layers as the longest pipeline has stages.
 const MODEL: &[&str] = &["model.num_layers=4", "checkpoint.save=checkpoints"];
@@ -74,6 +74,59 @@ fn rows_that_several_ranks_hold_are_saved_once_and_go_on_anywhere() {
 #[test]
 fn shards_of_parameters_go_on_anywhere() {
     check(FULLY_SHARDED, &[ONE, FULLY_SHARDED, TENSOR_PIPELINE]);
+}
+
+/// Layouts that cut matrices, or have copies of them.
+const OF_MATRICES: [&[&str]; 6] = [
+    &["--ranks", "2", "model.tensor_model_parallel_size=2"],
+    &["--ranks", "4", "model.tensor_model_parallel_size=2", "ddp.use_distributed_optimizer=true"],
+    &["--ranks", "2", "model.pipeline_model_parallel_size=2"],
+    &["--ranks", "2", "ddp.use_distributed_optimizer=true"],
+    &["--ranks", "2", "ddp.use_megatron_fsdp=true", "ddp.data_parallel_sharding_strategy=optim_grads_params"],
+    &["--ranks", "2", "model.context_parallel_size=2"],
+];
+
+/// Short runs of optimizers that need whole matrices, as large as Adam's updates.
+const TEN: &[&str] = &["train.train_iters=10", "optimizer.muon_extra_scale_factor=0.2"];
+
+#[test]
+fn optimizers_of_whole_matrices_learn_the_same_on_any_ranks() {
+    for (optimizer, layouts) in
+        [("optimizer.optimizer=muon", &OF_MATRICES[..]), ("optimizer.optimizer=adaptive_muon", &OF_MATRICES[1..2])]
+    {
+        let arguments = [&[optimizer], TEN].concat();
+        let one = run(&arguments);
+        assert!(one[9] < one[0] - 0.2, "{optimizer}: {one:?}");
+        for layout in layouts {
+            assert_close(&run(&[&arguments[..], layout].concat()), &one, &format!("{optimizer} at {layout:?}"));
+        }
+    }
+}
+
+#[test]
+fn optimizers_of_whole_matrices_train_experts_the_same_on_any_ranks() {
+    let losses = |layout: &[&str]| {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments = [&["optimizer.optimizer=muon"], TEN, layout].concat();
+        let output = bridge_on(&root().join("recipes/tiny-moe.toml"), folder.path(), &arguments);
+        assert!(output.status.success(), "{layout:?}: {}", String::from_utf8_lossy(&output.stderr));
+        losses_in(&folder.path().join("runs/tiny-moe"))
+    };
+    let one = losses(&[]);
+    for layout in [
+        &["--ranks", "2", "model.expert_model_parallel_size=2"][..],
+        &["--ranks", "4", "model.expert_model_parallel_size=2", "ddp.use_distributed_optimizer=true"],
+    ] {
+        assert_close(&losses(layout), &one, &format!("{layout:?}"));
+    }
+}
+
+#[test]
+fn states_of_whole_matrices_go_on_anywhere() {
+    let muon = |layout: &[&'static str]| {
+        [&["optimizer.optimizer=muon", "optimizer.muon_extra_scale_factor=0.2"], layout].concat()
+    };
+    check(&muon(OF_MATRICES[1]), &[&muon(ONE), &muon(FULLY_SHARDED), &muon(PIPELINE)]);
 }
 
 /// Runs of the recipe with an encoder and a decoder, of two layers each.
