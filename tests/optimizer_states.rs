@@ -167,6 +167,58 @@ fn averages_of_weights_are_saved_evaluated_and_exported() {
     assert!(String::from_utf8_lossy(&refused.stderr).contains("optimizer.ema_decay"));
 }
 
+/// Schedule-free runs are resumed from the weights that they trained; others take the average that
+/// they evaluate.
+#[test]
+fn averages_of_schedule_free_runs_are_their_weights() {
+    let arguments = [
+        "optimizer.optimizer=schedule_free_adamw",
+        "optimizer.min_lr=null",
+        "scheduler.lr_decay_style=constant",
+        "scheduler.lr_warmup_iters=0",
+        "train.train_iters=4",
+        SAVE,
+    ];
+    let run_on = |layout: &[&str]| {
+        let (folder, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        run_in(folder.path(), &[&arguments[..], layout].concat());
+        run_in(half.path(), &[&arguments[..], layout, &["train.exit_interval=2"]].concat());
+        run_in(half.path(), &[&arguments[..], layout].concat());
+        let roots = [&folder, &half].map(|folder| tensors(&folder.path().join("checkpoints")));
+        assert!(roots[0] == roots[1], "{layout:?}: checkpoints differ after a resume");
+        folder
+    };
+    run_on(FULL);
+    let folder = run_on(ONE);
+    let bridge = |arguments: &[&str]| {
+        let output = std::process::Command::new(program()).args(arguments).current_dir(folder.path()).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    bridge(&["convert", "export", "checkpoints", "exported"]);
+    bridge(&["convert", "import", "exported", "imported"]);
+    let [imported, saved] = ["imported", "checkpoints"].map(|root| tensors(&folder.path().join(root)));
+    for (name, bytes) in &imported {
+        assert!(saved[&format!("optimizer.average.{name}")] == *bytes, "{name}");
+        assert!(saved[name] != *bytes, "{name}: the run goes on from other weights");
+    }
+    // A new run begins with the average: without steps it evaluates as the finished one did.
+    let losses = losses_of(folder.path(), "test");
+    let other = tempfile::tempdir().unwrap();
+    let start = format!("checkpoint.pretrained_checkpoint={}", folder.path().join("checkpoints").display());
+    run_in(
+        other.path(),
+        &[
+            "train.train_iters=4",
+            "optimizer.lr=0",
+            "scheduler.lr_warmup_iters=0",
+            "optimizer.min_lr=0",
+            "optimizer.weight_decay=0",
+            &start,
+        ],
+    );
+    assert_eq!(losses_of(other.path(), "test"), losses);
+}
+
 #[test]
 fn remainders_change_no_bit_of_a_run() {
     let figures = |more: &[&str]| {

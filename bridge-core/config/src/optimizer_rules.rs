@@ -47,7 +47,9 @@ impl OptimizerRule {
     /// Setting that is the decay of the rule's momentum.
     pub fn momentum<'a>(&self, settings: &'a mut OptimizerConfig) -> Option<&'a mut f64> {
         Some(match self.name {
-            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" => &mut settings.adam_beta1,
+            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" | "soap" | "schedule_free_adamw" => {
+                &mut settings.adam_beta1
+            }
             "sgd" => &mut settings.sgd_momentum,
             "lion" => &mut settings.lion_beta2,
             "muon" | "adaptive_muon" => &mut settings.muon_momentum,
@@ -58,7 +60,10 @@ impl OptimizerRule {
     /// Setting that is the rule's epsilon.
     pub fn epsilon<'a>(&self, settings: &'a mut OptimizerConfig) -> Option<&'a mut f64> {
         Some(match self.name {
-            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" => &mut settings.adam_eps,
+            "adam" | "adamw_8bit" | "adamw_4bit" | "ademamix" | "soap" | "schedule_free_adamw" => {
+                &mut settings.adam_eps
+            }
+            "adafactor" => &mut settings.adafactor_eps,
             "adaptive_muon" => &mut settings.adaptive_muon_eps,
             _ => return None,
         })
@@ -122,21 +127,29 @@ pub const LION: OptimizerRule = OptimizerRule {
     scalars: ScalarRule::Same,
 };
 
+/// Settings of the rules of Muon's family, and more.
+macro_rules! muon_settings {
+    ($($more:literal),*) => {
+        &[
+            "muon_momentum",
+            "muon_split_qkv",
+            "muon_nesterov",
+            "muon_scale_mode",
+            "muon_fp32_matmul_prec",
+            "muon_coefficient_type",
+            "muon_num_ns_steps",
+            "muon_extra_scale_factor",
+            "muon_scalar_optimizer",
+            "decoupled_weight_decay",
+            $($more),*
+        ]
+    };
+}
+
 /// Momentum orthogonalized by Newton-Schulz iterations.
 pub const MUON: OptimizerRule = OptimizerRule {
     name: "muon",
-    settings: &[
-        "muon_momentum",
-        "muon_split_qkv",
-        "muon_nesterov",
-        "muon_scale_mode",
-        "muon_fp32_matmul_prec",
-        "muon_coefficient_type",
-        "muon_num_ns_steps",
-        "muon_extra_scale_factor",
-        "muon_scalar_optimizer",
-        "decoupled_weight_decay",
-    ],
+    settings: muon_settings!(),
     size: UpdateSize::LearningRate,
     formats: KeptFormats::Declared,
     scalars: ScalarRule::Muon,
@@ -145,22 +158,25 @@ pub const MUON: OptimizerRule = OptimizerRule {
 /// [`MUON`] whose update is divided by a second moment.
 pub const ADAPTIVE_MUON: OptimizerRule = OptimizerRule {
     name: "adaptive_muon",
-    settings: &[
-        "muon_momentum",
-        "muon_split_qkv",
-        "muon_nesterov",
-        "muon_scale_mode",
-        "muon_fp32_matmul_prec",
-        "muon_coefficient_type",
-        "muon_num_ns_steps",
-        "muon_extra_scale_factor",
-        "muon_scalar_optimizer",
-        "decoupled_weight_decay",
-        "adaptive_muon_moment2_method",
-        "adaptive_muon_beta2",
-        "adaptive_muon_eps",
-    ],
+    settings: muon_settings!("adaptive_muon_moment2_method", "adaptive_muon_beta2", "adaptive_muon_eps"),
     ..MUON
+};
+
+/// Adam in the eigenbasis of Shampoo's preconditioners.
+pub const SOAP: OptimizerRule = OptimizerRule {
+    name: "soap",
+    settings: &[
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
+        "decoupled_weight_decay",
+        "soap_shampoo_beta",
+        "soap_precondition_frequency",
+        "soap_use_kl_shampoo",
+    ],
+    size: UpdateSize::LearningRate,
+    formats: KeptFormats::Declared,
+    scalars: ScalarRule::Adam,
 };
 
 /// AdEMAMix: Adam with a second, slower momentum.
@@ -180,8 +196,27 @@ pub const ADEMAMIX: OptimizerRule = OptimizerRule {
     scalars: ScalarRule::Same,
 };
 
+/// Schedule-free AdamW, whose average of weights is evaluated.
+pub const SCHEDULE_FREE_ADAMW: OptimizerRule = OptimizerRule {
+    name: "schedule_free_adamw",
+    settings: &["adam_beta1", "adam_beta2", "adam_eps", "schedule_free_warmup_steps"],
+    size: UpdateSize::LearningRate,
+    formats: KeptFormats::Declared,
+    scalars: ScalarRule::Same,
+};
+
+/// Adafactor: a second moment by rows and columns, and no momentum.
+pub const ADAFACTOR: OptimizerRule = OptimizerRule {
+    name: "adafactor",
+    settings: &["adafactor_decay_rate", "adafactor_clip_threshold", "adafactor_eps", "adafactor_scale_parameter"],
+    size: UpdateSize::LearningRate,
+    formats: KeptFormats::Declared,
+    scalars: ScalarRule::Same,
+};
+
 /// All rules, the default first.
-pub const RULES: &[OptimizerRule] = &[ADAM, SGD, LION, MUON, ADAPTIVE_MUON, ADEMAMIX, ADAMW_8BIT, ADAMW_4BIT];
+pub const RULES: &[OptimizerRule] =
+    &[ADAM, SGD, LION, MUON, ADAPTIVE_MUON, SOAP, ADEMAMIX, ADAMW_8BIT, ADAMW_4BIT, SCHEDULE_FREE_ADAMW, ADAFACTOR];
 
 /// The names of all rules, in their order.
 pub const NAMES: &[&str] = &{

@@ -11,11 +11,8 @@ use super::Optimizer;
 use super::gradients::to_float32;
 use super::offload::to_device;
 use super::optimizer::ParameterVisitor;
+use super::rules::AVERAGE;
 use crate::model::{ModelChunk, Replacement};
-
-/// Name of averages in checkpoints, beside those of states. Rules may have a state of this name,
-/// by which models are evaluated.
-pub const AVERAGE: &str = "average";
 
 /// Averages of the weights that this rank updates, in float32, by name.
 #[derive(Debug, Default)]
@@ -55,15 +52,18 @@ impl Optimizer {
     /// Averages by which the model is evaluated, of the elements that this rank updates; empty if
     /// the model is evaluated by its weights.
     pub fn averages(&self) -> BTreeMap<String, Tensor<1>> {
-        let index = self.settings.algorithm.rule.states.iter().position(|state| state.name == AVERAGE);
-        let Some(index) = index else { return self.averages.0.clone() };
-        let of_slots = self.slots.iter().filter_map(|(name, slot)| Some((name, slot.states[index].as_ref()?)));
-        of_slots
-            .filter_map(|(name, stored)| match stored {
+        if self.settings.ema_decay.is_some() {
+            return self.averages.0.clone();
+        }
+        let of_slots = self.slots.iter().filter_map(|(name, slot)| {
+            let states = self.algorithm_of(name)?.rule.states;
+            let index = states.iter().position(|state| state.name == AVERAGE)?;
+            match slot.states[index].as_ref()? {
                 Stored::Plain(average) => Some((name.clone(), average.clone())),
                 _ => None,
-            })
-            .collect()
+            }
+        });
+        of_slots.collect()
     }
 
     /// Puts `values` in the place of the weights that this rank updates, and returns these. All

@@ -19,6 +19,7 @@ mod averages;
 mod bucket;
 mod cast_gather;
 mod distribution;
+mod error;
 mod flat;
 mod frozen;
 mod gradients;
@@ -44,18 +45,19 @@ mod tests;
 mod update_times;
 mod whole;
 
-pub use averages::AVERAGE;
 pub use bucket::{
     Bucket, BucketEntry, BucketLayout, BucketPadding, BucketParameter, BucketRule, BucketSize, ShardCounts,
     bucket_sizes, buckets, code_len, owned_range, padded_part, padded_part_of,
 };
 pub use distribution::{Distribution, ModelSize, SavedGradient};
+pub use error::OptimizerError;
 pub use gradients::{AccumulationDType, GradientBuffer};
 pub use groups::{OverrideContext, OverrideProvider, ParameterGroup, StandardOverrides};
 pub use offload::{OffloadSettings, OffloadedElements, TransferTiming, offloaded};
-pub use optimizer::{Optimizer, OptimizerError, OptimizerSettings, StepOutcome, StepScales};
+pub use optimizer::{Optimizer, OptimizerSettings, StepOutcome, StepScales};
 pub use parameter_rules::{RuleOverrides, UnmatchedRule};
 pub use reducer::{GradientPart, GradientReducer, ReduceDType, ReductionTimes};
+pub use rules::AVERAGE;
 pub(crate) use saved::MASTER;
 pub use saved::{OptimizerState, StatePart};
 pub use settings::{DistributionSettings, Sharding};

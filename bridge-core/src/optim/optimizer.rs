@@ -10,11 +10,12 @@ use bridge_kernels::optim::{Master, SquareSums, Stored};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::averages::Averages;
+use super::error::OptimizerError;
 use super::flat::part;
 use super::gradients::to_float32;
 use super::groups::{self, OverrideProvider, ParameterGroup};
 use super::offload::{HostTransfers, Offload, OffloadSettings, OffloadedElements, UpdateInputs, to_device};
-use super::rules::{self, Algorithm, UpdateBatch, UpdateStep, Values, WholeParameter};
+use super::rules::{Algorithm, UpdateBatch, UpdateStep, Values, WholeParameter};
 use super::scales::{Magnitudes, Scales, low_precision_gradient};
 use super::slot::Slot;
 use super::update_times::{CopyTimes, UpdateTimer};
@@ -75,51 +76,6 @@ pub(super) struct TrainedParameter {
     pub shape: Vec<usize>,
     /// Rows of each part of a fused projection.
     parts: Vec<Vec<Range<usize>>>,
-}
-
-/// Reason for which there is no optimizer.
-#[derive(Debug, thiserror::Error)]
-pub enum OptimizerError {
-    /// An override names a rule that does not exist.
-    #[error("the parameter {parameter} is given to the optimizer `{rule}`; expected one of {}", rule_names())]
-    UnknownRule {
-        /// The rule.
-        rule: &'static str,
-        /// The parameter.
-        parameter: String,
-    },
-    /// A group has a value that its rule does not read.
-    #[error(
-        "optimizer_config_override_provider.rules: {setting} is set for the parameter {parameter}, whose optimizer \
-         `{rule}` has no {setting}; leave {setting} out, or match only parameters of an optimizer that has it"
-    )]
-    NoSetting {
-        /// Name of the value in recipes.
-        setting: &'static str,
-        /// The rule.
-        rule: &'static str,
-        /// The parameter.
-        parameter: String,
-    },
-    /// A rule of matrices is given another parameter.
-    #[error(
-        "the parameter {parameter} of shape {shape:?} is given to the optimizer `{rule}`; expected two dimensions, which it needs"
-    )]
-    NotMatrix {
-        /// The rule.
-        rule: &'static str,
-        /// The parameter.
-        parameter: String,
-        /// Shape of the parameter.
-        shape: Vec<usize>,
-    },
-    /// Ranks cannot form groups that gather parameters.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-}
-
-fn rule_names() -> String {
-    rules::RULES.iter().map(|rule| rule.declared.name).collect::<Vec<_>>().join(", ")
 }
 
 /// The optimizer of one rank.

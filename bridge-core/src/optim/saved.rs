@@ -7,9 +7,9 @@ use bridge_kernels::optim::{Master, MasterFormat, Remainders, Stored};
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::Optimizer;
-use super::averages::AVERAGE;
 use super::flat::part;
 use super::offload::{host, stored_in_host};
+use super::rules::AVERAGE;
 use super::slot::Slot;
 use crate::model::ModelChunk;
 

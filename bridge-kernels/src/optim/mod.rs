@@ -3,6 +3,7 @@
 pub(crate) mod cpu;
 #[cfg(feature = "cube")]
 pub mod cube;
+mod eigenbasis;
 mod flex;
 mod formats;
 mod low_precision;
@@ -12,6 +13,7 @@ mod stored;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 
+pub use eigenbasis::{eigenvectors, orthogonal_factor};
 pub use formats::{BlockCode, Format};
 pub use low_precision::{
     LowPrecisionAdamW, LowPrecisionFormats, adamw_low_precision, adamw_low_precision_reference, adamw_magnitudes,

@@ -36,11 +36,26 @@ fn rates() -> Vec<Row> {
 fn rules() -> Vec<Row> {
     let lion = tiny_with(&["optimizer.optimizer=lion", "optimizer.adam_beta2=null"]);
     let ademamix = tiny_with(&["optimizer.optimizer=ademamix"]);
+    let adafactor = tiny_with(&["optimizer.optimizer=adafactor", "optimizer.adam_beta2=null"]);
+    let constant =
+        tiny_with(&["scheduler.lr_decay_style=constant", "scheduler.lr_warmup_iters=0", "optimizer.min_lr=null"]);
+    let schedule_free = constant.with(&["optimizer.optimizer=schedule_free_adamw"]);
     vec![
         row(
             "optimizer.optimizer",
             &tiny_with(&["optimizer.adam_beta2=null"]),
-            &["adam", "sgd", "lion", "muon", "adaptive_muon", "ademamix", "adamw_8bit", "adamw_4bit"],
+            &[
+                "adam",
+                "sgd",
+                "lion",
+                "muon",
+                "adaptive_muon",
+                "soap",
+                "ademamix",
+                "adamw_8bit",
+                "adamw_4bit",
+                "adafactor",
+            ],
         )
         .moves("params shapes slices"),
         row("optimizer.adam_beta1", &tiny(), &[AS_IT_IS, "0.5"]).moves("params"),
@@ -59,6 +74,14 @@ fn rules() -> Vec<Row> {
         row("optimizer.ademamix_alpha", &ademamix, &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.ademamix_alpha_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
         row("optimizer.ademamix_beta3_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
+        row("optimizer.optimizer", &constant, &["adam", "schedule_free_adamw"])
+            .moves("params shapes slices test.loss valid.loss"),
+        row("optimizer.schedule_free_warmup_steps", &schedule_free, &[AS_IT_IS, "9"])
+            .moves("params test.loss valid.loss"),
+        row("optimizer.adafactor_decay_rate", &adafactor, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.adafactor_clip_threshold", &adafactor, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.adafactor_eps", &adafactor, &[AS_IT_IS, "1e-2"]).moves("params"),
+        switch("optimizer.adafactor_scale_parameter", &adafactor).moves("params"),
     ]
 }
 
@@ -76,6 +99,7 @@ fn parameters() -> Vec<Row> {
 fn matrices() -> Vec<Row> {
     let muon = tiny_with(&["optimizer.optimizer=muon"]);
     let adaptive = tiny_with(&["optimizer.optimizer=adaptive_muon"]);
+    let soap = tiny_with(&["optimizer.optimizer=soap"]);
     let long = muon.with(&["optimizer.muon_num_ns_steps=6"]);
     vec![
         row("optimizer.muon_momentum", &muon, &[AS_IT_IS, "0.5"]).moves("params"),
@@ -105,6 +129,9 @@ fn matrices() -> Vec<Row> {
             .moves("params shapes slices"),
         row("optimizer.adaptive_muon_beta2", &adaptive, &[AS_IT_IS, "0.5"]).moves("params"),
         row("optimizer.adaptive_muon_eps", &adaptive, &[AS_IT_IS, "1e-2"]).moves("params"),
+        row("optimizer.soap_shampoo_beta", &soap, &[AS_IT_IS, "0.5"]).moves("params"),
+        row("optimizer.soap_precondition_frequency", &soap, &[AS_IT_IS, "2"]).moves("params"),
+        row("optimizer.soap_use_kl_shampoo", &soap, &[AS_IT_IS, "false"]).moves("params"),
     ]
 }
 
@@ -188,6 +215,8 @@ fn states() -> Vec<Row> {
         .moves("exit")
         .holds(1, "exit", "2"),
         row("optimizer.optimizer", &planned_wide, &["adam", "adamw_8bit", "adamw_4bit"])
+            .moves("measured.optimizer plan.memory"),
+        row("optimizer.optimizer", &planned_wide.with(&["optimizer.adam_beta2=null"]), &["muon", "soap", "adafactor"])
             .moves("measured.optimizer plan.memory"),
         row("optimizer.store_param_remainders", &planned, &[AS_IT_IS, "false"]).moves("measured.optimizer plan.memory"),
         row("optimizer.main_grads_dtype", &half, &["float32", "bfloat16 & mixed_precision.grad_reduce_in_fp32=false"])

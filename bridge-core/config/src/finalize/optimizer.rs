@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::super::choice::{DType, MatmulPrecision, Moment2Method, MuonCoefficients, OptimizerName};
+use super::super::choice::{DType, LrDecayStyle, MatmulPrecision, Moment2Method, MuonCoefficients, OptimizerName};
 use super::super::run_config::{FinalOptimizer, ParallelSizes};
 use super::Draft;
 use super::presets::has_shards;
-use crate::optimizer_rules::{ADAPTIVE_MUON, KeptFormats, NAMES, OptimizerRule, RULES, ScalarRule, UpdateSize};
+use crate::optimizer_rules::{
+    ADAPTIVE_MUON, KeptFormats, NAMES, OptimizerRule, RULES, SCHEDULE_FREE_ADAMW, ScalarRule, UpdateSize,
+};
 use crate::sections::RecipeConfig;
 
 /// Checks the optimizer and fills in the floor of its learning rate.
@@ -25,6 +27,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     loss_scale_fits(draft);
     foreign_settings_are_not_set(draft, config.optimizer);
     matrix_rules_fit(draft);
+    schedule_free_fits(draft);
     parameter_rules_fit(draft, lr);
     width_transfer_fits(draft, lr);
     FinalOptimizer { lr, min_lr, config }
@@ -89,7 +92,13 @@ fn parameter_rules_fit(draft: &mut Draft<'_>, lr: f64) {
 /// Combinations that the rules of whole matrices cannot compute.
 fn matrix_rules_fit(draft: &mut Draft<'_>) {
     let config = draft.recipe.optimizer.clone();
-    let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars == ScalarRule::Muon) else { return };
+    let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars != ScalarRule::Same) else { return };
+    let message =
+        format!("is not implemented with optimizer.optimizer = {}: its matrices are updated where they are", rule.name);
+    draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
+    if rule.scalars != ScalarRule::Muon {
+        return;
+    }
     let is_cubic5 = config.muon_coefficient_type == MuonCoefficients::Cubic5;
     let message = format!("expected 5, the length of cubic5, found {}", config.muon_num_ns_steps);
     draft.require(!is_cubic5 || config.muon_num_ns_steps == 5, "optimizer.muon_num_ns_steps", message);
@@ -102,9 +111,36 @@ fn matrix_rules_fit(draft: &mut Draft<'_>) {
         && config.muon_fp32_matmul_prec == MatmulPrecision::Medium
         && matches!(device.as_str(), "flex" | "cpu");
     draft.idle_if(is_idle, PRECISION, format!("has no effect on device = {device}, where products are float32"));
-    let message =
-        format!("is not implemented with optimizer.optimizer = {}: its matrices are updated where they are", rule.name);
-    draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
+}
+
+/// Schedule-free AdamW weighs steps by its own warm-up, and is evaluated by averages.
+fn schedule_free_fits(draft: &mut Draft<'_>) {
+    const NAME: &str = SCHEDULE_FREE_ADAMW.name;
+    let (recipe, scheduler) = (draft.recipe.clone(), draft.recipe.scheduler.clone());
+    if recipe.optimizer.optimizer.as_str() != NAME {
+        let rules = recipe.optimizer_config_override_provider.rules.iter();
+        for (number, _) in
+            rules.enumerate().filter(|(_, rule)| rule.optimizer.is_some_and(|name| name.as_str() == NAME))
+        {
+            let key = format!("optimizer_config_override_provider.rules.{number}.optimizer");
+            draft.require(false, &key, format!("{NAME} is of whole models: expected it as optimizer.optimizer"));
+        }
+        return;
+    }
+    let message = format!("{NAME} needs no schedule: expected \"constant\"");
+    draft.require(scheduler.lr_decay_style == LrDecayStyle::Constant, "scheduler.lr_decay_style", message);
+    for (key, is_set) in [
+        ("scheduler.lr_warmup_iters", scheduler.lr_warmup_iters != 0),
+        ("scheduler.lr_warmup_samples", scheduler.lr_warmup_samples != 0),
+        ("scheduler.lr_warmup_fraction", scheduler.lr_warmup_fraction.is_some()),
+    ] {
+        let message = format!("{NAME} weighs steps by its own warm-up: expected optimizer.schedule_free_warmup_steps");
+        draft.forbid(is_set, key, message);
+    }
+    let message = format!("{NAME} needs it: averages of weights are saved with the states");
+    draft.require(recipe.checkpoint.save_optim, "checkpoint.save_optim", message);
+    let message = format!("{NAME} is evaluated by averages, which replace the weights that are gathered as codes");
+    draft.forbid(recipe.ddp.fp8_param_gather, "ddp.fp8_param_gather", message);
 }
 
 /// An offload to the host must be requested explicitly, and only with a fraction above zero.

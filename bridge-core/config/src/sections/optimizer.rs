@@ -101,7 +101,8 @@ section! {
         /// Steps of Muon's iteration.
         muon_num_ns_steps: usize = 5, Limits::SIZE;
         refused muon_tp_mode = String::from("duplicated"), "Orthogonalization under tensor parallelism."
-            => not_built("how Muon treats matrices sharded by tensor parallelism").upstream(&["blockwise"]);
+            => not_built("updates of shards as if each were a matrix; Bridge gathers whole matrices, as \"duplicated\" and \"distributed\" do")
+                .inert(&["distributed"]).upstream(&["blockwise"]);
         refused muon_use_syrk = false, "Triton kernel of the symmetric products in Muon's iteration."
             => no_counterpart("a kernel of Triton");
         /// Further factor of Muon's update; 0.2 makes it as large as Adam's.
@@ -122,11 +123,23 @@ section! {
         /// Steps in which the half-life of AdEMAMix's slow momentum grows from that of
         /// `adam_beta1`; 0 is no warm-up. The paper takes all steps.
         ademamix_beta3_warmup: usize = 0;
-        refused soap_shampoo_beta = 0.95, "SOAP's preconditioner decay.", Limits::BELOW_ONE
-            => not_built("the decay of SOAP's preconditioner");
-        refused soap_precondition_frequency = 1_usize, "Steps between SOAP's preconditioner updates.", Limits::POSITIVE
-            => not_built("steps between updates of SOAP's preconditioner");
-        refused soap_use_kl_shampoo = true, "SOAP's KL variant." => not_built("the preconditioner that SOAP takes");
+        /// Decay of SOAP's preconditioners.
+        soap_shampoo_beta: f64 = 0.95, Limits::BELOW_ONE;
+        /// Steps from one change of SOAP's bases to the next.
+        soap_precondition_frequency: usize = 1, Limits::SIZE;
+        /// Precondition by KL-Shampoo: each side is measured with the inverse of the other.
+        soap_use_kl_shampoo: bool = true;
+        /// Steps in which schedule-free AdamW's learning rate grows from 0 to `lr`; 0 is no
+        /// warm-up.
+        schedule_free_warmup_steps: usize = 0;
+        /// Exponent of the decay of Adafactor's second moments: they keep `1 - step ^ -rate`.
+        adafactor_decay_rate: f64 = 0.8, Limits::above_zero_to(1.0);
+        /// Root mean square to which Adafactor's direction is shortened.
+        adafactor_clip_threshold: f64 = 1.0, Limits::ABOVE_ZERO;
+        /// Added to Adafactor's squared gradients.
+        adafactor_eps: f64 = 1e-30, Limits::above_zero_to(1.0);
+        /// Multiply Adafactor's rate by the root mean square of the parameter, 0.001 at least.
+        adafactor_scale_parameter: bool = false;
         /// Second moment of adaptive Muon: of elements, of rows or columns, or of the whole matrix.
         adaptive_muon_moment2_method: Moment2Method = Moment2Method::Adamuon;
         /// Decay of adaptive Muon's second moment.
@@ -136,7 +149,7 @@ section! {
         /// Shard optimizer state over data parallelism.
         @execution use_distributed_optimizer: bool = false;
         refused use_layer_wise_distributed_optimizer = false, "Shard by whole layers."
-            => not_built("state sharded by layers; use_distributed_optimizer shards it by elements");
+            => not_built("state sharded by layers; use_distributed_optimizer shards it by elements, and Muon's by matrices");
         /// Mirror of the ddp setting.
         @execution overlap_param_gather: bool = false;
         refused overlap_param_gather_with_optimizer_step = false, "Gather while stepping."
@@ -167,7 +180,8 @@ section! {
         /// --ema` writes them.
         ema_decay: Option<f64> = None, Limits::BELOW_ONE,
             needs("checkpoint.save_optim: averages are saved with the states"),
-            excludes("ddp.fp8_param_gather: evaluations replace the weights that are gathered as codes");
+            excludes("ddp.fp8_param_gather: evaluations replace the weights that are gathered as codes"),
+            excludes("optimizer.optimizer = schedule_free_adamw: it keeps averages of its own");
         /// Count zero gradient entries.
         @execution log_num_zeros_in_grad: bool = false,
             idle_unless("logger.skip_train_metrics_log != true: steps are not logged");

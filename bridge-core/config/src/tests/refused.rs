@@ -81,6 +81,15 @@ const REFUSED: &[(&[&str], &str)] = &[
         &["optimizer.optimizer=lion", "optimizer_config_override_provider.rules=[{match=\"*\",eps=1e-6}]"],
         "optimizer_config_override_provider.rules.0.eps",
     ),
+    (&["optimizer.optimizer=schedule_free_adamw"], "scheduler.lr_decay_style"),
+    (&["optimizer.optimizer=schedule_free_adamw", "scheduler.lr_warmup_iters=2"], "scheduler.lr_warmup_iters"),
+    (&["optimizer.optimizer=schedule_free_adamw", "optimizer.ema_decay=0.9"], "optimizer.ema_decay"),
+    (&["optimizer.optimizer=schedule_free_adamw", "checkpoint.save_optim=false"], "checkpoint.save_optim"),
+    (
+        &["optimizer_config_override_provider.rules=[{layers=[0],optimizer=\"schedule_free_adamw\"}]"],
+        "optimizer_config_override_provider.rules.0.optimizer",
+    ),
+    (&["optimizer.optimizer=soap", "optimizer.optimizer_cpu_offload=true"], "optimizer.optimizer_cpu_offload"),
     (
         &["optimizer_config_override_provider.rules=[{optimizer=\"lion\",eps=1e-6}]"],
         "optimizer_config_override_provider.rules.0.eps",

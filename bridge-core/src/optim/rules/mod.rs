@@ -13,8 +13,8 @@ pub(super) mod tests;
 use crate::config::OptimizerName;
 pub use bridge_kernels::optim::{Format, MasterFormat, UpdateStep};
 pub use rule::{
-    Algorithm, LowPrecisionUpdate, LowPrecisionValues, Rule, Start, State, StateFormats, StateShape, Unit, Update,
-    UpdateBatch, Values, WholeParameter,
+    AVERAGE, Algorithm, LowPrecisionUpdate, LowPrecisionValues, Rule, Start, State, StateFormats, StateShape, Unit,
+    Update, UpdateBatch, Values, WholeParameter,
 };
 
 /// Each name is a file of this folder, with its declaration as `RULE`.
@@ -33,9 +33,12 @@ rules! {
     lion,
     muon,
     adaptive_muon,
+    soap,
     ademamix,
     adamw_8bit,
     adamw_4bit,
+    schedule_free_adamw,
+    adafactor,
 }
 
 /// The rule of a name.

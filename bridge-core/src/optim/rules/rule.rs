@@ -9,8 +9,12 @@ use burn::tensor::{FloatDType, Tensor};
 
 use crate::config::OptimizerConfig;
 use crate::config::optimizer_rules::{KeptFormats, OptimizerRule};
-use crate::optim::OptimizerError;
+use crate::optim::error::OptimizerError;
 use crate::schedule::GroupSettings;
+
+/// Name of averages in checkpoints, beside those of states. Rules may have a state of this name,
+/// by which models are evaluated.
+pub const AVERAGE: &str = "average";
 
 /// Optimizer, apart from the values of its settings.
 #[derive(Debug)]

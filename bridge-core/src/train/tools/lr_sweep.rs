@@ -17,6 +17,7 @@ use crate::config::{
 use crate::logging::chart::{Chart, PlotError, Series};
 use crate::logging::curves::{Curve, smooth};
 use crate::logging::numbers::significant;
+use crate::schedule::LrDecayStyle;
 use crate::train::engine::global_state::GlobalState;
 use crate::train::error::CommonError;
 use crate::train::reporting::report::{StepReport, TrainEnd};
@@ -51,7 +52,11 @@ pub fn sweeping_recipe(recipe: &RawConfig, config: &RunConfig) -> RawConfig {
         ..TrainingConfig::default()
     };
     short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
+    // A curve may need lengths, and some optimizers need a constant rate.
     short.scheduler = SchedulerConfig::default();
+    if recipe.scheduler.lr_decay_style == LrDecayStyle::Constant {
+        short.scheduler.lr_decay_style = LrDecayStyle::Constant;
+    }
     short.logger = LoggerConfig {
         log_dir: Some(config.logger.log_dir.join("find-lr")),
         log_interval: STEPS / 10,

@@ -16,6 +16,7 @@ use crate::config::{
 };
 use crate::optim::ReductionTimes;
 use crate::plan::{RankMeasurement, bytes_per_second};
+use crate::schedule::LrDecayStyle;
 use crate::train::reporting::report::StepReport;
 use crate::train::run::error::TrainError;
 use crate::train::run::launch::{rank_timeout, run_on_wrapped_threads};
@@ -57,7 +58,11 @@ pub fn measuring_recipe(
     // Objectives read data of their own, and another model.
     (short.dpo, short.distillation) = (None, None);
     short.validation = ValidationConfig { eval_iters: Some(0), ..ValidationConfig::default() };
+    // A curve may need lengths, and some optimizers need a constant rate.
     short.scheduler = SchedulerConfig::default();
+    if recipe.scheduler.lr_decay_style == LrDecayStyle::Constant {
+        short.scheduler.lr_decay_style = LrDecayStyle::Constant;
+    }
     let masks = GptDatasetConfig {
         reset_attention_mask: recipe.dataset.reset_attention_mask,
         reset_position_ids: recipe.dataset.reset_position_ids,

@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 use super::states::saved_states;
 use super::{host, local_shards};
 use crate::checkpoint::{
-    CARRIED_GROUP, CheckpointError, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup, TrainState,
-    iteration_folder_name, parse_iteration,
+    CARRIED_GROUP, CheckpointError, EVALUATED_WEIGHTS, LocalShard, RunFiles, ShardTensor, Snapshot, TensorGroup,
+    TrainState, iteration_folder_name, parse_iteration,
 };
+use crate::optim::{AVERAGE, rules};
 use crate::resilience::Section;
 use crate::timers::TimerLevel;
 use crate::train::ranks::agreement;
@@ -161,6 +162,10 @@ fn run_files(run: &TrainingRun, state: Map<String, Value>) -> Result<RunFiles, R
     let extra = &mut train_state.extra;
     if settings.save_optim {
         extra.insert("optimizer_step".into(), run.training.optimizer.steps().into());
+        let mut states = rules::find(run.state.config.optimizer.optimizer).states.iter();
+        if states.any(|state| state.name == AVERAGE) {
+            extra.insert(EVALUATED_WEIGHTS.into(), format!("optimizer.{AVERAGE}.").into());
+        }
     }
     // These belong to the run: without them a resumed run would begin its schedule again.
     extra.insert("opt_param_scheduler".into(), saved(&run.training.scheduler.state())?);
