@@ -406,7 +406,7 @@ fn storages(config: &DecoderConfig, map: &WeightMap, dtype: StorageDtype) -> Has
     let of_entry = |entry: &WeightEntry| {
         let info = &infos[entry.parameter.as_str()];
         let is_product = info.role == ParameterRole::Weight && info.component != Component::Router;
-        let is_matrix = entry.rows_are_outputs() && entry.tensors.iter().all(|stored| stored.shape.len() == 2);
+        let is_matrix = !entry.rows_are_inputs() && entry.tensors.iter().all(|stored| stored.shape.len() == 2);
         match dtype {
             _ if entry.parameter.ends_with(".token_experts") => StorageDtype::I64,
             _ if info.is_float32() => StorageDtype::F32,

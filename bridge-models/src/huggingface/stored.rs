@@ -53,9 +53,9 @@ impl WeightEntry {
         // A scalar has one row of one element.
         let width = shape.iter().skip(1).product::<usize>().max(1);
         let stored_rows = shape.first().copied().unwrap_or(1);
-        let rows = match self.rows_are_outputs() {
-            true => (BLOCK / width).max(1).next_multiple_of(multiple),
-            false => stored_rows.max(1),
+        let rows = match self.rows_are_inputs() {
+            true => stored_rows.max(1),
+            false => (BLOCK / width).max(1).next_multiple_of(multiple),
         };
         let (count, each) = (stored_rows * width, rows * width);
         (0..count).step_by(each).map(move |start| start..count.min(start + each))

@@ -1,245 +1,26 @@
 //! Meaning of a family's table of weights: one parameter is one or more tensors, fused, transposed
 //! or padded.
 //!
-//! The same table reads weights, writes them, and renames gradients.
+//! The same table reads weights, writes them, and renames gradients. `rules` has a line of the
+//! table, `fusion` how tensors make up a parameter; the map of a whole model is here.
 
-mod modules;
+mod fusion;
+mod rules;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use serde::{Deserialize, Serialize};
+pub(crate) use fusion::{Fusion, LinearRows};
+use fusion::{Heads, LinearSizes, Sizes};
+pub use rules::ExpertLayout;
+use rules::{Storage, pattern, placeholders, with_numbers};
+pub(crate) use rules::{WeightRule, rule, stacked};
 
 use super::error::HfError;
 use super::family::Family;
 use super::runs::{Run, Strides};
 use super::source::TensorSource;
-use crate::architecture::config::{LinearAttentionConfig, MoeConfig};
-use crate::decoder::{DecoderConfig, name_behind_layers};
-
-/// One line of a family's table: a pattern of names. `{}` is a placeholder for a number (of a layer
-/// or an expert), in the same order on both sides. [`HALF`] is one for half of our number, rounded
-/// down: the layer of a file that is two of ours, of which [`REST`] says which.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WeightRule {
-    /// Our (Megatron's) names.
-    megatron: &'static str,
-    /// Hugging Face's names.
-    hugging_face: &'static [&'static str],
-    /// Composition of the parameter from tensors.
-    fusion: Fusion,
-    /// Orientation of the tensors if they are matrices.
-    storage: Storage,
-    /// Layout of the experts of a layer in tensors.
-    experts: ExpertLayout,
-    /// Name of the tensor in files of earlier versions of transformers.
-    legacy_name: Option<&'static str>,
-    /// Names of copies of the tensor in layers of multi-token prediction; `{}` is the number of
-    /// such a layer after all others.
-    copies: &'static [&'static str],
-    /// Alternative names. Files may contain the tensor under these as well, or under one of these
-    /// alone; exports do not write them.
-    optional_aliases: &'static [&'static str],
-    /// True if the rows of all experts are one after the other in the tensor, without a dimension
-    /// of experts.
-    joins_experts: bool,
-    /// True if the tensor has rows of identity experts too, behind those of the others.
-    has_identities: bool,
-    /// Models that the rule applies to; `None` for all.
-    applies_to: Option<fn(&DecoderConfig) -> bool>,
-}
-
-/// Layout of the experts of a layer in files.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ExpertLayout {
-    /// Layout and names of published files: each expert has tensors of its own, in most families.
-    #[default]
-    Apart,
-    /// Layout and names of the state of a module of transformers 5: one tensor has all experts, one
-    /// after the other along its first dimension.
-    Stacked,
-    /// As [`Self::Stacked`], with matrices `[inputs, outputs]`: published files of Qwen 3 VL.
-    StackedInputs,
-}
-
-impl ExpertLayout {
-    /// The layout of the rules for files with this layout.
-    fn of_rules(self) -> Self {
-        match self {
-            Self::Apart => Self::Apart,
-            Self::Stacked | Self::StackedInputs => Self::Stacked,
-        }
-    }
-}
-
-/// Rule of a parameter that is stored unchanged as one tensor.
-pub(crate) const fn rule(megatron: &'static str, hugging_face: &'static [&'static str]) -> WeightRule {
-    WeightRule {
-        megatron,
-        hugging_face,
-        fusion: Fusion::Single,
-        storage: Storage::RowsAreOutputs,
-        experts: ExpertLayout::Apart,
-        legacy_name: None,
-        copies: &[],
-        optional_aliases: &[],
-        joins_experts: false,
-        has_identities: false,
-        applies_to: None,
-    }
-}
-
-impl WeightRule {
-    /// Sets how the parameter is composed of the tensors.
-    pub const fn fused(self, fusion: Fusion) -> Self {
-        Self { fusion, ..self }
-    }
-
-    /// Sets the name of the tensor in files of earlier versions of transformers.
-    pub const fn with_legacy_name(self, name: &'static str) -> Self {
-        Self { legacy_name: Some(name), ..self }
-    }
-
-    /// Legacy name of the tensor `name`, if `name` is the rule's tensor.
-    pub fn legacy_name_of(&self, name: &str) -> Option<&'static str> {
-        self.legacy_name.filter(|_| self.hugging_face == [name])
-    }
-
-    /// Sets the names of copies of the tensor in layers of multi-token prediction.
-    pub const fn with_copies(self, copies: &'static [&'static str]) -> Self {
-        Self { copies, ..self }
-    }
-
-    /// Sets alternative names. Files may have the tensor under these as well, or under one of these
-    /// alone.
-    pub const fn with_optional_aliases(self, names: &'static [&'static str]) -> Self {
-        Self { optional_aliases: names, ..self }
-    }
-
-    /// The names that files have for the only tensor of `parameter`, if the rule is its own.
-    pub fn own_names(&self, parameter: &str) -> impl Iterator<Item = &'static str> + use<> {
-        let is_own = self.megatron == parameter && self.hugging_face.len() == 1;
-        let names = is_own.then(|| std::iter::once(self.hugging_face[0]).chain(self.legacy_name));
-        names.into_iter().flatten()
-    }
-
-    /// Restricts the rule to models for which `applies_to` is true.
-    pub const fn only(self, applies_to: fn(&DecoderConfig) -> bool) -> Self {
-        Self { applies_to: Some(applies_to), ..self }
-    }
-
-    /// The stored matrices are `[inputs, outputs]`.
-    pub const fn rows_are_inputs(self) -> Self {
-        Self { storage: Storage::RowsAreInputs, ..self }
-    }
-
-    /// [`Self::stacked`], where the rows of all experts are one after the other, without a
-    /// dimension of experts.
-    pub const fn joined(self) -> Self {
-        Self { joins_experts: true, ..self.stacked() }
-    }
-
-    /// [`Self::stacked`], where the tensor has matrices of identity experts too; they are not read.
-    pub const fn with_identities(self) -> Self {
-        Self { has_identities: true, ..self.stacked() }
-    }
-
-    /// The rule of files that have all experts in one tensor. If a name has one number less than
-    /// ours, our last number (the expert) is an index into the first dimension.
-    pub const fn stacked(self) -> Self {
-        Self { experts: ExpertLayout::Stacked, ..self }
-    }
-}
-
-/// These rules, as those of files that have all experts in one tensor ([`WeightRule::stacked`]).
-pub(crate) const fn stacked<const N: usize>(mut rules: [WeightRule; N]) -> [WeightRule; N] {
-    let mut index = 0;
-    while index < N {
-        rules[index] = rules[index].stacked();
-        index += 1;
-    }
-    rules
-}
-
-/// Composition of a parameter from tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fusion {
-    /// One unchanged tensor.
-    Single,
-    /// One tensor with a row a token, padded with zero rows.
-    Vocabulary,
-    /// One tensor without dimensions, of a parameter with one element.
-    Scalar,
-    /// One tensor with one row, `[1, columns]`, of a vector.
-    Row,
-    /// One tensor with the taps of a channel in a row, `[channels, 1, taps]`.
-    Convolution,
-    /// Rows of query, key and value from a tensor each.
-    Qkv,
-    /// Rows of query, key and value from one tensor that has all queries first, then keys, then
-    /// values.
-    PackedQkv,
-    /// The same three tensors, where the first has the rows of a query head, then those of its
-    /// gate, and so on.
-    GatedQkv,
-    /// One tensor with a row of weights a head, `[heads, head size]`, of a vector of all.
-    HeadRows,
-    /// A tensor a head, of a vector of all; `{head}` in the name is the number of the head.
-    EachHead,
-    /// Rows of the gate, then of the other half, from a tensor each.
-    GateUp,
-    /// One tensor with interleaved rows of the gate and of the other half.
-    Alternating,
-    /// Rows of linear attention from several tensors, one after the other, with these numbers of
-    /// rows.
-    Linear(&'static [LinearRows]),
-    /// Rows of linear attention from two tensors that are ordered by key heads: for each its
-    /// queries, keys, values and gates in the first, its betas and decays in the second.
-    LinearByHead,
-    /// Taps of linear attention's channels, `[channels, 1, taps]`, from several tensors with these
-    /// numbers of channels.
-    LinearConvolution(&'static [LinearRows]),
-    /// One tensor with a number a head, `[1, 1, heads, 1]`.
-    PerHead,
-}
-
-/// Number of rows of a part of linear attention's projection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LinearRows {
-    /// All queries, or all keys.
-    Keys,
-    /// All values, or all gates.
-    Values,
-    /// Queries, keys and values.
-    Mixed,
-    /// A row for each value head.
-    Heads,
-    /// The decays.
-    Decays,
-}
-
-impl LinearRows {
-    fn count(self, linear: LinearSizes) -> usize {
-        let (keys, values) = (linear.key_heads * linear.key_size, linear.value_heads * linear.value_size);
-        match self {
-            Self::Keys => keys,
-            Self::Values => values,
-            Self::Mixed => 2 * keys + values,
-            Self::Heads => linear.value_heads,
-            Self::Decays => linear.value_heads * linear.decays,
-        }
-    }
-}
-
-/// Orientation of a stored matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Storage {
-    /// `[outputs, inputs]`, as ours.
-    RowsAreOutputs,
-    /// `[inputs, outputs]`.
-    RowsAreInputs,
-}
+use crate::decoder::{DecoderConfig, MoeConfig, name_behind_layers};
 
 /// All parameters of a model with their tensors.
 #[derive(Clone, Debug)]
@@ -307,77 +88,6 @@ impl StoredTensor {
             }
             part => part.iter().map(|part| part.count).chain(self.shape.iter().copied()).collect(),
         }
-    }
-}
-
-/// Sizes that a map needs besides those of the parameters.
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
-    linear: LinearSizes,
-    vocab_size: usize,
-    num_experts: usize,
-    num_identity_experts: usize,
-    num_layers: usize,
-    /// Layers of multi-token prediction.
-    num_predictions: usize,
-}
-
-/// Sizes that say how query, key and value rows interleave.
-#[derive(Clone, Copy, Debug)]
-struct Heads {
-    groups: usize,
-    queries_per_group: usize,
-    head_size: usize,
-    value_size: usize,
-}
-
-impl Heads {
-    /// The heads of a layer with this configuration of attention.
-    fn new(config: &DecoderConfig) -> Self {
-        Self {
-            groups: config.num_query_groups,
-            queries_per_group: config.num_attention_heads / config.num_query_groups,
-            head_size: config.kv_channels,
-            value_size: config.value_size(),
-        }
-    }
-}
-
-/// Sizes of linear attention; zero where no layer has it.
-#[derive(Clone, Copy, Debug, Default)]
-struct LinearSizes {
-    key_heads: usize,
-    value_heads: usize,
-    key_size: usize,
-    value_size: usize,
-    /// Decays of a value head.
-    decays: usize,
-}
-
-impl LinearSizes {
-    fn new(linear: &LinearAttentionConfig) -> Self {
-        Self {
-            key_heads: linear.num_key_heads,
-            value_heads: linear.num_value_heads,
-            key_size: linear.key_head_size,
-            value_size: linear.value_head_size,
-            decays: linear.decay_size() / linear.num_value_heads,
-        }
-    }
-
-    /// Row ranges of queries, keys, values, gates, betas and decays in two tensors that are ordered
-    /// by key heads.
-    fn rows_by_head(self) -> impl Iterator<Item = Range<usize>> {
-        let times = self.value_heads / self.key_heads;
-        let (keys, values) = (self.key_size, times * self.value_size);
-        let of_head = 2 * (keys + values);
-        let first = [(0, keys), (keys, keys), (2 * keys, values), (2 * keys + values, values)];
-        let second = [(0, times), (times, times)];
-        let begin = self.key_heads * of_head;
-        let parts = first.map(|part| (0, of_head, part)).into_iter().chain(second.map(|part| (begin, 2 * times, part)));
-        parts.flat_map(move |(begin, of_head, (start, count))| {
-            (0..self.key_heads).map(move |head| begin + head * of_head + start).map(move |row| row..row + count)
-        })
     }
 }
 
@@ -508,42 +218,6 @@ impl WeightMap {
     }
 }
 
-impl WeightRule {
-    /// Shapes of the stored tensors of a parameter of shape `shape`.
-    fn tensor_shapes(&self, shape: &[usize], heads: Heads, sizes: Sizes) -> Vec<Vec<usize>> {
-        let (Sizes { linear, vocab_size, .. }, d) = (sizes, heads.head_size);
-        let (queries, keys) = (heads.groups * heads.queries_per_group * d, heads.groups * d);
-        let rows = match self.fusion {
-            Fusion::Single | Fusion::PackedQkv | Fusion::Alternating => vec![shape[0]],
-            Fusion::Scalar => return vec![Vec::new()],
-            Fusion::Row => return vec![vec![1, shape[0]]],
-            Fusion::Convolution => return vec![vec![shape[0], 1, shape[1]]],
-            Fusion::Vocabulary => vec![vocab_size],
-            Fusion::Qkv => vec![queries, keys, heads.groups * heads.value_size],
-            Fusion::GatedQkv => vec![2 * queries, keys, keys],
-            Fusion::HeadRows => return vec![vec![shape[0] / d, d]],
-            Fusion::EachHead => vec![d; shape[0] / d],
-            Fusion::GateUp => vec![shape[0] / 2; 2],
-            Fusion::Linear(parts) => parts.iter().map(|part| part.count(linear)).collect(),
-            Fusion::LinearByHead => {
-                let of_heads = 2 * linear.value_heads;
-                vec![shape[0] - of_heads, of_heads]
-            }
-            Fusion::LinearConvolution(parts) => {
-                return parts.iter().map(|part| vec![part.count(linear), 1, shape[1]]).collect();
-            }
-            Fusion::PerHead => return vec![vec![1, 1, shape[0], 1]],
-        };
-        rows.into_iter()
-            .map(|rows| match (shape.get(1), self.storage) {
-                (None, _) => vec![rows],
-                (Some(columns), Storage::RowsAreOutputs) => vec![rows, *columns],
-                (Some(columns), Storage::RowsAreInputs) => vec![*columns, rows],
-            })
-            .collect()
-    }
-}
-
 impl WeightEntry {
     /// The same entry for a parameter of shape `shape`, which may have more rows where a vocabulary
     /// is padded.
@@ -590,9 +264,9 @@ impl WeightEntry {
         Ok(part)
     }
 
-    /// True if the stored matrices are `[outputs, inputs]`.
-    pub(super) fn rows_are_outputs(&self) -> bool {
-        self.storage == Storage::RowsAreOutputs
+    /// True if the stored matrices are `[inputs, outputs]`.
+    pub(crate) fn rows_are_inputs(&self) -> bool {
+        self.storage == Storage::RowsAreInputs
     }
 
     /// Elements of one row of the parameter.
@@ -600,14 +274,37 @@ impl WeightEntry {
         self.shape[1..].iter().product()
     }
 
+    /// Rows of the parameter in each tensor.
+    fn rows_of_tensors(&self) -> Vec<usize> {
+        let width = self.row_length().max(1);
+        self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width).collect()
+    }
+
+    /// For each tensor, which of its rows (of a matrix stored as `[inputs, outputs]`, its columns)
+    /// are the parameter's, in the parameter's order.
+    pub(crate) fn stored_rows(&self) -> Vec<Vec<usize>> {
+        let counts = self.rows_of_tensors();
+        let mut rows = vec![Vec::new(); counts.len()];
+        for (range, step) in self.fusion.order(self.heads, self.linear, counts.iter().sum()) {
+            for mut row in range.step_by(step) {
+                let mut tensor = 0;
+                while row >= counts[tensor] {
+                    row -= counts[tensor];
+                    tensor += 1;
+                }
+                rows[tensor].push(row);
+            }
+        }
+        rows
+    }
+
     /// Positions of the parameter's rows. Rows of padding have none.
     pub(super) fn runs(&self) -> Vec<Run> {
         let width = self.row_length();
-        let stored: Vec<usize> =
-            self.tensors.iter().map(|stored| stored.shape.iter().product::<usize>() / width.max(1)).collect();
+        let stored = self.rows_of_tensors();
         let mut runs = Vec::new();
         let mut next = 0;
-        for (rows, step) in self.order(stored.iter().sum()) {
+        for (rows, step) in self.fusion.order(self.heads, self.linear, stored.iter().sum()) {
             let mut begin = 0;
             for (tensor, count) in stored.iter().enumerate() {
                 let common = rows.start.max(begin)..rows.end.min(begin + count);
@@ -627,99 +324,6 @@ impl WeightEntry {
         }
         runs
     }
-
-    /// The parameter's rows in order, as ranges of the rows of its tensors one after the other, of
-    /// which there are `stored`, and the step from row to row in each. Only ranges within one
-    /// tensor have another step than 1.
-    fn order(&self, stored: usize) -> Vec<(Range<usize>, usize)> {
-        match self.fusion {
-            Fusion::Single
-            | Fusion::Scalar
-            | Fusion::Row
-            | Fusion::Convolution
-            | Fusion::Vocabulary
-            | Fusion::GateUp
-            | Fusion::Linear(_)
-            | Fusion::LinearConvolution(_)
-            | Fusion::PerHead
-            | Fusion::HeadRows
-            | Fusion::EachHead => vec![(0..stored, 1)],
-            Fusion::LinearByHead => self.linear.rows_by_head().map(|rows| (rows, 1)).collect(),
-            Fusion::GatedQkv => self.heads.stored_rows_with_gates().map(|rows| (rows, 1)).collect(),
-            Fusion::Alternating => vec![(0..stored, 2), (1..stored, 2)],
-            Fusion::Qkv | Fusion::PackedQkv => self.heads.stored_rows().map(|rows| (rows, 1)).collect(),
-        }
-    }
-}
-
-impl Heads {
-    /// Row ranges of `[queries, keys, values]` in the order of the fused projection: for each group
-    /// its queries, its key and its value.
-    fn stored_rows(self) -> impl Iterator<Item = Range<usize>> {
-        let Self { groups, queries_per_group, head_size, value_size } = self;
-        let keys = groups * queries_per_group * head_size;
-        let values = keys + groups * head_size;
-        let queries = queries_per_group * head_size;
-        (0..groups).flat_map(move |group| {
-            [
-                group * queries..(group + 1) * queries,
-                keys + group * head_size..keys + (group + 1) * head_size,
-                values + group * value_size..values + (group + 1) * value_size,
-            ]
-        })
-    }
-}
-
-impl Heads {
-    /// Row ranges of `[queries with gates, keys, values]` in the order of the fused projection: for
-    /// each group its queries, their gates, its key and its value.
-    fn stored_rows_with_gates(self) -> impl Iterator<Item = Range<usize>> {
-        let Self { groups, queries_per_group, head_size: d, .. } = self;
-        let keys = 2 * groups * queries_per_group * d;
-        let values = keys + groups * d;
-        (0..groups).flat_map(move |group| {
-            let heads = group * queries_per_group..(group + 1) * queries_per_group;
-            let begins = move |offset: usize| heads.clone().map(move |head| 2 * head * d + offset);
-            let shared = [keys + group * d, values + group * d];
-            begins(0).chain(begins(d)).chain(shared).map(move |begin| begin..begin + d)
-        })
-    }
-}
-
-/// A parameter's name with `{}` for each number between its dots, and the numbers.
-fn pattern(parameter: &str) -> (String, Vec<&str>) {
-    let is_number = |part: &&str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    let numbers = parameter.split('.').filter(is_number).collect();
-    let parts: Vec<&str> = parameter.split('.').map(|part| if is_number(&part) { "{}" } else { part }).collect();
-    (parts.join("."), numbers)
-}
-
-/// Placeholder for half of a number, rounded down.
-const HALF: &str = "{/2}";
-/// Placeholder for the rest behind [`HALF`] of the same number: 0 or 1.
-const REST: &str = "{%2}";
-
-/// Number of placeholders in a pattern.
-fn placeholders(pattern: &str) -> usize {
-    pattern.matches("{}").count() + pattern.matches(HALF).count()
-}
-
-/// A pattern with numbers in place of its placeholders.
-fn with_numbers(pattern: &str, numbers: &[&str]) -> String {
-    let mut numbers = numbers.iter();
-    let mut number = || *numbers.next().expect("as many as in our name");
-    let mut rest = 0;
-    let parts = pattern.split('.').map(|part| match part {
-        "{}" => number().to_owned(),
-        HALF => {
-            let whole: usize = number().parse().expect("it is made of digits");
-            rest = whole % 2;
-            (whole / 2).to_string()
-        }
-        REST => rest.to_string(),
-        part => part.to_owned(),
-    });
-    parts.collect::<Vec<_>>().join(".")
 }
 
 #[cfg(test)]
