@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::choices::{KeySource, LayerPattern, RopeScaling};
 use super::hybrid::HybridConfig;
 use super::moe_codecs;
-use super::section::{SettingCodec, codecs, config_table, setting, setting_or, setting_or_omitted};
+use super::section::{SettingCodec, codecs, config_table, setting, setting_or, setting_or_omitted, table, table_with};
 use crate::architecture::recompute::RecomputedParts;
 
 config_table! {
@@ -67,16 +67,10 @@ config_table! {
         /// Layers without rotary embedding.
         no_rope_layers: LayerPattern = LayerPattern::None => codecs::NO_ROPE_LAYERS;
         /// The norms in a layer and at the end.
-        norm: NormConfig = NormConfig::neutral() => SettingCodec {
-            read: |section, _| NormConfig::read(section),
-            write: |norm, _, section| norm.write(section),
-        };
+        norm: NormConfig = NormConfig::neutral() => table!(NormConfig);
         /// Connection of blocks to the residual stream.
         #[serde(default)]
-        residual: ResidualConfig = ResidualConfig::neutral() => SettingCodec {
-            read: |section, _| ResidualConfig::read(section),
-            write: |residual, _, section| residual.write(section),
-        };
+        residual: ResidualConfig = ResidualConfig::neutral() => table!(ResidualConfig);
         /// Several residual streams in place of one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         streams: Option<StreamsConfig> = None => SettingCodec {
@@ -88,10 +82,7 @@ config_table! {
         };
         /// Several residual streams of which a layer reads and writes one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        altup: Option<AltUpConfig> = None => SettingCodec {
-            read: |section, _| section.altup_num_inputs.map(|_| AltUpConfig::read(section)).transpose(),
-            write: |altup, _, section| altup.iter().for_each(|altup| altup.write(section)),
-        };
+        altup: Option<AltUpConfig> = None => table_with!(altup_num_inputs, AltUpConfig);
         /// Share of the gates of each layer's feed-forward block that are zero; `None` is no zeros.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         activation_sparsity: Option<Vec<f64>> = None => setting!(activation_sparsity_pattern);
@@ -165,10 +156,7 @@ config_table! {
         clip_qkv: Option<f64> = None => setting!(clip_qkv);
         /// Factor on queries that grows with the position.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        query_scale: Option<QueryScaleConfig> = None => SettingCodec {
-            read: |section, _| section.query_scale_beta.map(|_| QueryScaleConfig::read(section)).transpose(),
-            write: |scale, _, section| scale.iter().for_each(|scale| scale.write(section)),
-        };
+        query_scale: Option<QueryScaleConfig> = None => table_with!(query_scale_beta, QueryScaleConfig);
         /// Bias in the query-key-value projection.
         qkv_bias: bool = false => SettingCodec {
             read: |section, _| Ok(section.add_bias_linear || section.add_qkv_bias),
@@ -203,12 +191,7 @@ config_table! {
         };
         /// Attention to a window and to compressed entries of earlier tokens.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        compressed: Option<CompressedConfig> = None => SettingCodec {
-            read: |section, _| {
-                section.compressed_attention_rates.as_ref().map(|_| CompressedConfig::read(section)).transpose()
-            },
-            write: |compressed, _, section| compressed.iter().for_each(|compressed| compressed.write(section)),
-        };
+        compressed: Option<CompressedConfig> = None => table_with!(compressed_attention_rates, CompressedConfig);
         /// Softmax attention to chosen keys.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         indexer: Option<IndexerConfig> = None => SettingCodec {
@@ -227,16 +210,10 @@ config_table! {
         key_sources: Option<Vec<KeySource>> = None => codecs::KEY_SOURCES;
         /// An encoder, to whose output each layer attends.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        encoder: Option<EncoderConfig> = None => SettingCodec {
-            read: |section, _| section.encoder_num_layers.map(|_| EncoderConfig::read(section)).transpose(),
-            write: |encoder, _, section| encoder.iter().for_each(|encoder| encoder.write(section)),
-        };
+        encoder: Option<EncoderConfig> = None => table_with!(encoder_num_layers, EncoderConfig);
         /// Experts instead of one feed-forward block, in some or all layers.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        moe: Option<MoeConfig> = None => SettingCodec {
-            read: |section, _| section.num_moe_experts.map(|_| MoeConfig::read(section)).transpose(),
-            write: |moe, _, section| moe.iter().for_each(|moe| moe.write(section)),
-        };
+        moe: Option<MoeConfig> = None => table_with!(num_moe_experts, MoeConfig);
         /// Activation of the unit.
         activation: Activation = Activation::Gelu => setting!(activation_func);
         /// Bound of a gated unit's gate from above and of its linear half on both sides.

@@ -4,7 +4,7 @@ use bridge_core::model::{ModelBuildError, RankPlace};
 
 use super::config::{DecoderConfig, MoeConfig};
 use super::hybrid::HybridBlock;
-use super::limits::invalid;
+use super::limits::{invalid, refuse};
 
 /// Refuses sizes that do not divide over the ranks.
 pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result<(), ModelBuildError> {
@@ -39,10 +39,8 @@ pub(crate) fn check_divides(config: &DecoderConfig, place: &RankPlace) -> Result
         );
         check_experts(moe, place)?;
     }
-    if config.padded_vocab_size < ranks {
-        let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
-        return Err(invalid("padded vocabulary size", message));
-    }
+    let message = format!("expected a row for each of {ranks} ranks, found {}", config.padded_vocab_size);
+    refuse(config.padded_vocab_size < ranks, "padded vocabulary size", message)?;
     if let Some(rows) = config.per_layer.map(|per_layer| per_layer.vocab_size).filter(|rows| *rows < ranks) {
         let message = format!("expected a row for each of {ranks} ranks, found {rows}");
         return Err(invalid("model.vocab_size_per_layer_input", message));

@@ -6,7 +6,7 @@ use bridge_core::model::ModelBuildError;
 
 use crate::architecture::choices::LayerPattern;
 use crate::architecture::config::{DecoderConfig, PositionEmbedding, RelativeConfig, ResidualConfig};
-use crate::architecture::limits::invalid;
+use crate::architecture::limits::{invalid, refuse};
 
 /// Checks that the other fields fit an encoder, and that relative positions are used only with an
 /// encoder. Fails with the first key that does not fit, and the expected value.
@@ -30,13 +30,9 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
     if let Some((key, size, most)) = sizes.into_iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
         return Err(invalid(key, format!("expected 1 to {most}, found {size}")));
     }
-    if encoder.start_token >= config.padded_vocab_size {
-        let message = format!(
-            "expected a token of the vocabulary of {}, found {}",
-            config.padded_vocab_size, encoder.start_token
-        );
-        return Err(invalid("model.decoder_start_token_id", message));
-    }
+    let message =
+        format!("expected a token of the vocabulary of {}, found {}", config.padded_vocab_size, encoder.start_token);
+    refuse(encoder.start_token >= config.padded_vocab_size, "model.decoder_start_token_id", message)?;
     let absent = [
         ("model.num_moe_experts", config.moe.is_some()),
         ("model.hybrid_override_pattern", config.hybrid.is_some()),
@@ -75,16 +71,11 @@ pub(crate) fn validate(config: &DecoderConfig) -> Result<(), ModelBuildError> {
 }
 
 fn validate_relative(RelativeConfig { num_buckets, max_distance }: RelativeConfig) -> Result<(), ModelBuildError> {
-    if num_buckets < 4 || !num_buckets.is_multiple_of(2) {
-        let message = format!("expected an even number of at least 4, found {num_buckets}");
-        return Err(invalid("model.relative_attention_num_buckets", message));
-    }
-    if max_distance <= num_buckets / 2 {
-        let message = format!(
-            "expected more than half of model.relative_attention_num_buckets = {num_buckets}, which distances have for themselves, \
+    let message = format!("expected an even number of at least 4, found {num_buckets}");
+    refuse(num_buckets < 4 || !num_buckets.is_multiple_of(2), "model.relative_attention_num_buckets", message)?;
+    let message = format!(
+        "expected more than half of model.relative_attention_num_buckets = {num_buckets}, which distances have for themselves, \
              found {max_distance}"
-        );
-        return Err(invalid("model.relative_attention_max_distance", message));
-    }
-    Ok(())
+    );
+    refuse(max_distance <= num_buckets / 2, "model.relative_attention_max_distance", message)
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::choices::LayerPattern;
 use super::config::{DecoderConfig, PositionEmbedding};
-use super::limits::{LARGEST_SIZE, invalid};
+use super::limits::{check_above_zero, check_sizes, invalid, refuse};
 use super::section::{SettingCodec, config_table, setting};
 
 /// The key of the `[model]` section that says which block each layer has.
@@ -182,19 +182,15 @@ config_table! {
 
 impl BlockFactors {
     fn validate(&self) -> Result<(), ModelBuildError> {
-        let factors = [
+        check_above_zero(&[
             ("model.attention_input_multiplier", self.attention_input),
             ("model.attention_output_multiplier", self.attention_output),
             ("model.mamba_input_multiplier", self.mamba_input),
             ("model.mamba_output_multiplier", self.mamba_output),
             ("model.mlp_gate_multiplier", self.mlp_gate),
             ("model.mlp_output_multiplier", self.mlp_output),
-        ];
-        let parts = self.mamba_parts.map(|factor| ("model.mamba_projection_multipliers", factor));
-        match factors.into_iter().chain(parts).find(|(_, factor)| !(*factor > 0.0 && factor.is_finite())) {
-            Some((key, factor)) => Err(invalid(key, format!("expected a number above 0, found {factor}"))),
-            None => Ok(()),
-        }
+        ])?;
+        check_above_zero(&self.mamba_parts.map(|factor| ("model.mamba_projection_multipliers", factor)))
     }
 }
 
@@ -275,7 +271,7 @@ impl MambaConfig {
     }
 
     fn validate(&self) -> Result<(), ModelBuildError> {
-        let sizes = [
+        check_sizes(&[
             ("model.mamba_state_dim", self.state_size),
             ("model.mamba_head_dim", self.head_size),
             ("model.mamba_num_heads", self.num_heads),
@@ -283,26 +279,14 @@ impl MambaConfig {
             ("model.mamba_conv_kernel", self.conv_kernel),
             ("model.mamba_chunk_size", self.chunk_size),
             ("model.mamba_dt_rank", self.dt_rank.unwrap_or(1)),
-        ];
-        for (key, size) in sizes {
-            if !(1..=LARGEST_SIZE).contains(&size) {
-                let message = format!("expected from 1 to {}, found {size}", LARGEST_SIZE);
-                return Err(invalid(key, message));
-            }
-        }
-        if !self.num_heads.is_multiple_of(self.num_groups) {
-            let message = format!("expected a divisor of the {} heads, found {}", self.num_heads, self.num_groups);
-            return Err(invalid("model.mamba_num_groups", message));
-        }
-        if self.norm_before_gate && !self.has_norm {
-            return Err(invalid("model.mamba_norm_before_gate", "needs mamba_rms_norm = true".into()));
-        }
+        ])?;
+        let message = format!("expected a divisor of the {} heads, found {}", self.num_heads, self.num_groups);
+        refuse(!self.num_heads.is_multiple_of(self.num_groups), "model.mamba_num_groups", message)?;
+        let message = "needs mamba_rms_norm = true";
+        refuse(self.norm_before_gate && !self.has_norm, "model.mamba_norm_before_gate", message)?;
         let (least, largest) = (self.least_time_step, self.largest_time_step.unwrap_or(f64::INFINITY));
-        if !(least >= 0.0 && least.is_finite() && largest > least) {
-            let message = format!("expected a number above mamba_time_step_min ({least}), found {largest}");
-            return Err(invalid("model.mamba_time_step_max", message));
-        }
-        Ok(())
+        let message = format!("expected a number above mamba_time_step_min ({least}), found {largest}");
+        refuse(!(least >= 0.0 && least.is_finite() && largest > least), "model.mamba_time_step_max", message)
     }
 }
 
@@ -319,10 +303,8 @@ fn pattern(section: &TransformerConfig) -> Result<Option<Vec<HybridBlock>>, Mode
         })
     };
     let layers = letters.chars().map(block).collect::<Result<Vec<_>, _>>()?;
-    if layers.len() != section.num_layers {
-        let message = format!("expected a letter for each of {} layers, found {}", section.num_layers, layers.len());
-        return Err(invalid(PATTERN, message));
-    }
+    let message = format!("expected a letter for each of {} layers, found {}", section.num_layers, layers.len());
+    refuse(layers.len() != section.num_layers, PATTERN, message)?;
     Ok(Some(layers))
 }
 
@@ -469,67 +451,44 @@ impl DecoderConfig {
             return Ok(());
         }
         let shared = hybrid.shared;
-        for (key, size) in
-            [("model.shared_num_blocks", shared.num_blocks), ("model.shared_adapter_rank", shared.adapter_rank)]
-        {
-            if !(1..=LARGEST_SIZE).contains(&size) {
-                return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
-            }
-        }
+        check_sizes(&[
+            ("model.shared_num_blocks", shared.num_blocks),
+            ("model.shared_adapter_rank", shared.adapter_rank),
+        ])?;
         let beside = shared.attention_adapters
             && (self.num_query_groups != self.num_attention_heads
                 || self.output_gate.is_some()
                 || self.has_other_values());
-        let refused = [
-            ("model.window_size", self.window_size.is_some(), "expected null with layers Z"),
-            ("model.activation_func", self.activation == Activation::Xielu, "expected another with layers Z"),
-            (
-                "model.shared_attention_adapters",
-                beside,
-                "needs as many query groups as heads, values as large as keys, and no output gate",
-            ),
-        ];
-        match refused.into_iter().find(|(_, is_set, _)| *is_set) {
-            Some((key, _, message)) => Err(invalid(key, message.into())),
-            None => Ok(()),
-        }
+        refuse(self.window_size.is_some(), "model.window_size", "expected null with layers Z")?;
+        let is_xielu = self.activation == Activation::Xielu;
+        refuse(is_xielu, "model.activation_func", "expected another with layers Z")?;
+        let message = "needs as many query groups as heads, values as large as keys, and no output gate";
+        refuse(beside, "model.shared_attention_adapters", message)
     }
 
     /// Checks that the other fields fit the layers' blocks.
     pub(crate) fn validate_hybrid(&self) -> Result<(), ModelBuildError> {
         let Some(hybrid) = &self.hybrid else { return Ok(()) };
-        if hybrid.layers.len() != self.num_layers {
-            let message =
-                format!("expected a letter for each of {} layers, found {}", self.num_layers, hybrid.layers.len());
-            return Err(invalid(PATTERN, message));
-        }
+        let message =
+            format!("expected a letter for each of {} layers, found {}", self.num_layers, hybrid.layers.len());
+        refuse(hybrid.layers.len() != self.num_layers, PATTERN, message)?;
         if self.has_state_space() {
             hybrid.mamba.validate()?;
         }
-        if !(1..=LARGEST_SIZE).contains(&hybrid.short_conv.kernel) {
-            let message = format!("expected from 1 to {LARGEST_SIZE}, found {}", hybrid.short_conv.kernel);
-            return Err(invalid("model.short_conv_kernel", message));
-        }
+        check_sizes(&[("model.short_conv_kernel", hybrid.short_conv.kernel)])?;
         hybrid.factors.validate()?;
         self.validate_shared(hybrid)?;
-        if hybrid.factors.mlp_gate != 1.0 && !self.gated_linear_unit {
-            let message = "needs gated_linear_unit = true: there is no gate";
-            return Err(invalid("model.mlp_gate_multiplier", message.into()));
-        }
-        if self.has_block(HybridBlock::Moe) != self.moe.is_some() {
-            let message = "expected layers with experts (E) exactly where there is num_moe_experts";
-            return Err(invalid(PATTERN, message.into()));
-        }
-        if matches!(self.position_embedding, PositionEmbedding::Rope(_)) && !self.has_block(HybridBlock::Attention) {
-            let message = "expected none or learned_absolute: there is no layer with attention, which rope rotates";
-            return Err(invalid("model.position_embedding_type", message.into()));
-        }
+        let message = "needs gated_linear_unit = true: there is no gate";
+        refuse(hybrid.factors.mlp_gate != 1.0 && !self.gated_linear_unit, "model.mlp_gate_multiplier", message)?;
+        let message = "expected layers with experts (E) exactly where there is num_moe_experts";
+        refuse(self.has_block(HybridBlock::Moe) != self.moe.is_some(), PATTERN, message)?;
+        let is_rotated = matches!(self.position_embedding, PositionEmbedding::Rope(_));
+        let message = "expected none or learned_absolute: there is no layer with attention, which rope rotates";
+        let has_attention = self.has_block(HybridBlock::Attention);
+        refuse(is_rotated && !has_attention, "model.position_embedding_type", message)?;
         let [pair, shared] = [HybridBlock::MambaAttention, HybridBlock::SharedMamba].map(|block| self.has_block(block));
         let has_sandwich = self.has_sandwich_norms() && !pair && !shared;
-        if self.residual.norms != NormPlacement::Before && !has_sandwich {
-            let message = "expected norms before blocks, or sandwich norms around single blocks";
-            return Err(invalid(PATTERN, message.into()));
-        }
-        Ok(())
+        let message = "expected norms before blocks, or sandwich norms around single blocks";
+        refuse(self.residual.norms != NormPlacement::Before && !has_sandwich, PATTERN, message)
     }
 }

@@ -5,61 +5,38 @@ use bridge_core::model::ModelBuildError;
 
 use super::choices::{KeySource, LayerPattern};
 use super::config::{CompressedConfig, DecoderConfig, IndexerConfig, LatentConfig, PositionEmbedding};
-use super::limits::{LARGEST_SIZE, invalid};
+use super::limits::{LARGEST_SIZE, check_above_zero, check_sizes, invalid, refuse};
 
 impl DecoderConfig {
     pub(super) fn validate_latent(&self, latent: &LatentConfig) -> Result<(), ModelBuildError> {
-        let sizes = [
+        check_sizes(&[
             ("model.q_lora_rank", latent.q_lora_rank.unwrap_or(1)),
             ("model.kv_lora_rank", latent.kv_lora_rank),
             ("model.qk_head_dim", latent.qk_head_dim),
             ("model.qk_pos_emb_head_dim", latent.qk_pos_emb_head_dim),
             ("model.v_head_dim", latent.v_head_dim),
-        ];
-        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
-            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
-        }
-        let epsilon = latent.norm_epsilon;
-        if !(epsilon > 0.0 && epsilon.is_finite()) {
-            let message = format!("expected a number above 0, found {epsilon}");
-            return Err(invalid("model.latent_layernorm_epsilon", message));
-        }
-        if latent.kv_multiplier.is_some_and(|factor| !(factor > 0.0 && factor.is_finite())) {
-            return Err(invalid("model.latent_kv_multiplier", "expected a number above 0".into()));
-        }
-        if self.num_query_groups != self.num_attention_heads {
-            let message = format!(
-                "expected num_attention_heads ({}) with multi_latent_attention, which gives each head its keys, found {}",
-                self.num_attention_heads, self.num_query_groups
-            );
-            return Err(invalid("model.num_query_groups", message));
-        }
-        if self.hybrid.is_some() {
-            let message = "expected false in a hybrid, whose attention has full or grouped key/value heads";
-            return Err(invalid("model.multi_latent_attention", message.into()));
-        }
-        if self.qk_layernorm_scope != QkNormScope::Head {
-            let message = "expected head with multi_latent_attention: there the latent vectors have norms";
-            return Err(invalid("model.qk_layernorm_scope", message.into()));
-        }
-        if self.qk_layernorm_after_rope {
-            let message = "expected false with multi_latent_attention: there the latent vectors have norms";
-            return Err(invalid("model.qk_layernorm_after_rope", message.into()));
-        }
-        if self.has_fused_gates() {
-            let message =
-                "expected element or head with multi_latent_attention, which has no query-key-value projection";
-            return Err(invalid("model.attention_output_gate_form", message.into()));
-        }
-        if self.clip_qkv.is_some() {
-            let message = "expected null with multi_latent_attention, which has no query-key-value projection";
-            return Err(invalid("model.clip_qkv", message.into()));
-        }
-        if self.qk_l2_norm {
-            let message = "expected false with multi_latent_attention: there the latent vectors have norms";
-            return Err(invalid("model.qk_l2_norm", message.into()));
-        }
-        Ok(())
+        ])?;
+        check_above_zero(&[
+            ("model.latent_layernorm_epsilon", latent.norm_epsilon),
+            ("model.latent_kv_multiplier", latent.kv_multiplier.unwrap_or(1.0)),
+        ])?;
+        let message = format!(
+            "expected num_attention_heads ({}) with multi_latent_attention, which gives each head its keys, found {}",
+            self.num_attention_heads, self.num_query_groups
+        );
+        refuse(self.num_query_groups != self.num_attention_heads, "model.num_query_groups", message)?;
+        let message = "expected false in a hybrid, whose attention has full or grouped key/value heads";
+        refuse(self.hybrid.is_some(), "model.multi_latent_attention", message)?;
+        let message = "expected head with multi_latent_attention: there the latent vectors have norms";
+        refuse(self.qk_layernorm_scope != QkNormScope::Head, "model.qk_layernorm_scope", message)?;
+        let message = "expected false with multi_latent_attention: there the latent vectors have norms";
+        refuse(self.qk_layernorm_after_rope, "model.qk_layernorm_after_rope", message)?;
+        let message = "expected element or head with multi_latent_attention, which has no query-key-value projection";
+        refuse(self.has_fused_gates(), "model.attention_output_gate_form", message)?;
+        let message = "expected null with multi_latent_attention, which has no query-key-value projection";
+        refuse(self.clip_qkv.is_some(), "model.clip_qkv", message)?;
+        let message = "expected false with multi_latent_attention: there the latent vectors have norms";
+        refuse(self.qk_l2_norm, "model.qk_l2_norm", message)
     }
 
     pub(super) fn validate_indexer(&self, indexer: &IndexerConfig) -> Result<(), ModelBuildError> {
@@ -90,31 +67,23 @@ impl DecoderConfig {
         if let Some(size) = indexer.block_size {
             self.validate_blocks(indexer, size)?;
         }
-        if indexer.loss_coeff > 0.0 && self.recomputed.mla_up_proj {
-            let message = "expected null with \"mla_up_proj\" in recompute_modules, which runs attention twice";
-            return Err(invalid("model.dsa_indexer_loss_coeff", message.into()));
-        }
-        Ok(())
+        let message = "expected null with \"mla_up_proj\" in recompute_modules, which runs attention twice";
+        refuse(indexer.loss_coeff > 0.0 && self.recomputed.mla_up_proj, "model.dsa_indexer_loss_coeff", message)
     }
 
     pub(super) fn validate_compressed(&self, compressed: &CompressedConfig) -> Result<(), ModelBuildError> {
         let key = "model.compressed_attention_rates";
-        if compressed.rates.len() != self.num_layers {
-            let message = format!("expected one entry a layer ({}), found {}", self.num_layers, compressed.rates.len());
-            return Err(invalid(key, message));
-        }
+        let message = format!("expected one entry a layer ({}), found {}", self.num_layers, compressed.rates.len());
+        refuse(compressed.rates.len() != self.num_layers, key, message)?;
         let groups = compressed.output_groups;
         if groups == 0 || !self.num_attention_heads.is_multiple_of(groups) {
             let message = format!("expected a divisor of {} heads, found {groups}", self.num_attention_heads);
             return Err(invalid("model.attention_output_groups", message));
         }
-        for (key, size) in
-            [("model.q_lora_rank", compressed.q_lora_rank), ("model.attention_output_rank", compressed.output_rank)]
-        {
-            if !(1..=LARGEST_SIZE).contains(&size) {
-                return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
-            }
-        }
+        check_sizes(&[
+            ("model.q_lora_rank", compressed.q_lora_rank),
+            ("model.attention_output_rank", compressed.output_rank),
+        ])?;
         let (rope, fits_indexer) = match (&self.position_embedding, &self.indexer) {
             (PositionEmbedding::Rope(rope), None) => (Some(rope), true),
             (PositionEmbedding::Rope(rope), Some(indexer)) => {
@@ -171,19 +140,15 @@ impl DecoderConfig {
     /// heads or by one for all.
     fn validate_blocks(&self, indexer: &IndexerConfig, size: usize) -> Result<(), ModelBuildError> {
         let key = "model.dsa_indexer_block_size";
-        if !indexer.topk.is_multiple_of(size) {
-            let message = format!("expected a multiple of dsa_indexer_block_size ({size}), found {}", indexer.topk);
-            return Err(invalid("model.dsa_indexer_topk", message));
-        }
+        let message = format!("expected a multiple of dsa_indexer_block_size ({size}), found {}", indexer.topk);
+        refuse(!indexer.topk.is_multiple_of(size), "model.dsa_indexer_topk", message)?;
         if ![1, self.num_query_groups].contains(&indexer.heads) {
             let groups = self.num_query_groups;
             let message = format!("expected 1 or num_query_groups ({groups}), found {}", indexer.heads);
             return Err(invalid("model.dsa_indexer_n_heads", message));
         }
-        if indexer.loss_coeff > 0.0 {
-            let message = "expected null with dsa_indexer_block_size: blocks have no loss";
-            return Err(invalid("model.dsa_indexer_loss_coeff", message.into()));
-        }
+        let message = "expected null with dsa_indexer_block_size: blocks have no loss";
+        refuse(indexer.loss_coeff > 0.0, "model.dsa_indexer_loss_coeff", message)?;
         let reason = if self.window_size.is_some() {
             "window_size: blocks are counted from the first key"
         } else if self.hybrid.is_some() || self.encoder.is_some() || self.linear_attention.is_some() {

@@ -4,7 +4,7 @@ use bridge_core::config::AttentionVariant;
 use bridge_core::model::ModelBuildError;
 
 use super::config::{DecoderConfig, LinearAttentionConfig, ResidualConfig};
-use super::limits::{LARGEST_SIZE, invalid};
+use super::limits::{check_sizes, refuse};
 
 impl LinearAttentionConfig {
     /// Elements of all query heads, or of all key heads.
@@ -39,29 +39,21 @@ impl LinearAttentionConfig {
     }
 
     fn validate(&self, config: &DecoderConfig) -> Result<(), ModelBuildError> {
-        let sizes = [
+        check_sizes(&[
             ("model.linear_conv_kernel_dim", self.conv_kernel),
             ("model.linear_key_head_dim", self.key_head_size),
             ("model.linear_value_head_dim", self.value_head_size),
             ("model.linear_num_key_heads", self.num_key_heads),
             ("model.linear_num_value_heads", self.num_value_heads),
             ("model.linear_gate_rank", self.gate_rank.unwrap_or(1)),
-        ];
-        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
-            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
-        }
-        if !self.num_value_heads.is_multiple_of(self.num_key_heads) {
-            let message = format!(
-                "expected a multiple of linear_num_key_heads ({}), found {}",
-                self.num_key_heads, self.num_value_heads
-            );
-            return Err(invalid("model.linear_num_value_heads", message));
-        }
-        if config.hybrid.is_some() || config.encoder.is_some() {
-            let message = "needs model.kind = \"gpt\": other kinds choose the blocks of their layers otherwise";
-            return Err(invalid("model.experimental_attention_variant", message.into()));
-        }
-        Ok(())
+        ])?;
+        let message = format!(
+            "expected a multiple of linear_num_key_heads ({}), found {}",
+            self.num_key_heads, self.num_value_heads
+        );
+        refuse(!self.num_value_heads.is_multiple_of(self.num_key_heads), "model.linear_num_value_heads", message)?;
+        let message = "needs model.kind = \"gpt\": other kinds choose the blocks of their layers otherwise";
+        refuse(config.hybrid.is_some() || config.encoder.is_some(), "model.experimental_attention_variant", message)
     }
 }
 

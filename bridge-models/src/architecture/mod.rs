@@ -10,7 +10,7 @@
 //! | `hybrid` | models whose layers have one block each, such as Mamba-2 hybrids |
 //! | `linear_attention` | layers with linear attention |
 //! | `recompute` | parts of a segment that run again in backward |
-//! | `validate`, `encoder`, `limits`, `divisions` | checks that fields fit each other, and the ranks |
+//! | `validate`, `encoder`, `experts`, `limits`, `divisions` | checks that fields fit each other, and the ranks |
 
 pub(crate) mod choices;
 pub(crate) mod config;
@@ -18,6 +18,7 @@ pub(crate) mod derived;
 pub(crate) mod difference;
 pub(crate) mod divisions;
 pub(crate) mod encoder;
+mod experts;
 pub(crate) mod hybrid;
 pub(crate) mod latent;
 pub(crate) mod limits;

@@ -7,7 +7,7 @@ use bridge_core::model::ModelBuildError;
 
 use super::choices::LayerPattern;
 use super::config::DecoderConfig;
-use super::limits::invalid;
+use super::limits::{invalid, refuse};
 
 /// Correspondence between the `[model]` section and a field of type `T` of the table `O`. Rows are
 /// read and written in their order.
@@ -98,7 +98,24 @@ macro_rules! setting_or_omitted {
     };
 }
 
-pub(crate) use {config_table, setting, setting_or, setting_or_omitted};
+/// Codec of a field that is a table of settings.
+macro_rules! table {
+    ($Table:ident) => {
+        SettingCodec { read: |section, _| $Table::read(section), write: |table, _, section| table.write(section) }
+    };
+}
+
+/// Codec of a field that is a table of settings if the optional setting `$setting` is there.
+macro_rules! table_with {
+    ($setting:ident, $Table:ident) => {
+        SettingCodec {
+            read: |section, _| section.$setting.as_ref().map(|_| $Table::read(section)).transpose(),
+            write: |table, _, section| table.iter().for_each(|table| table.write(section)),
+        }
+    };
+}
+
+pub(crate) use {config_table, setting, setting_or, setting_or_omitted, table, table_with};
 
 impl DecoderConfig {
     /// Resolves a `[model]` section: fills in the derived sizes and refuses features that this
@@ -367,11 +384,9 @@ pub(crate) mod codecs {
         read: |section, _| {
             let key = "model.window_size";
             let Some([left, right]) = section.window_size else { return Ok(None) };
-            if !(-1..=0).contains(&right) {
-                let message =
-                    format!("expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]");
-                return Err(invalid(key, message));
-            }
+            let message =
+                format!("expected 0 or -1 to the right, because attention is causal, found [{left}, {right}]");
+            refuse(!(-1..=0).contains(&right), key, message)?;
             let message = || format!("expected -1 or more to the left, found {left}");
             match left {
                 -1 => Ok(None),

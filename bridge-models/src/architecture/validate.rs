@@ -1,15 +1,13 @@
 //! Consistency of the fields of a decoder's configuration. Each error has the key of the `[model]`
 //! section.
 
-use bridge_core::config::{
-    Activation, BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope, RouterScoreFunction,
-};
+use bridge_core::config::{Activation, BlockOrder, NormPlacement, Normalization, OutputGateForm, QkNormScope};
 use bridge_core::model::ModelBuildError;
 
 use super::choices::{LayerPattern, RopeScaling};
-use super::config::{DecoderConfig, MoeConfig, PerLayerConfig, PositionEmbedding, ResidualConfig, RopeConfig};
+use super::config::{DecoderConfig, PerLayerConfig, PositionEmbedding, ResidualConfig, RopeConfig};
 use super::hybrid::HybridBlock;
-use super::limits::{LARGEST_SIZE, invalid};
+use super::limits::{LARGEST_SIZE, check_above_zero, check_sizes, invalid, refuse};
 
 /// Far above any model.
 const MOST_LAYERS: usize = 1 << 16;
@@ -29,53 +27,35 @@ impl DecoderConfig {
         }
         self.validate_windowed()?;
         super::encoder::validate(self)?;
-        let rates = [
+        for (key, rate) in [
             ("model.hidden_dropout", self.hidden_dropout),
             ("model.embedding_dropout", self.embedding_dropout),
             ("model.attention_dropout", self.attention_dropout),
-        ];
-        for (key, rate) in rates {
-            if !(0.0..1.0).contains(&rate) {
-                return Err(invalid(key, format!("expected a number in [0, 1), found {rate}")));
-            }
+        ] {
+            refuse(!(0.0..1.0).contains(&rate), key, format!("expected a number in [0, 1), found {rate}"))?;
         }
-        for (key, value) in
-            [("model.layernorm_epsilon", self.norm.epsilon), ("model.init_method_std", self.init_method_std)]
-        {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(invalid(key, format!("expected a number above 0, found {value}")));
-            }
-        }
-        for (key, factor) in [
+        check_above_zero(&[
+            ("model.layernorm_epsilon", self.norm.epsilon),
+            ("model.init_method_std", self.init_method_std),
             ("model.embedding_multiplier", self.embedding_multiplier),
             ("model.logit_multiplier", self.logit_multiplier),
             ("model.residual_multiplier", self.residual.branch_multiplier),
-        ] {
-            if !(factor > 0.0 && factor.is_finite()) {
-                return Err(invalid(key, format!("expected a number above 0, found {factor}")));
-            }
-        }
+        ])?;
         self.validate_norms()?;
         self.validate_heads()?;
         self.validate_unit()?;
         self.validate_residual()?;
-        for (key, cap) in [
-            ("model.attn_logit_softcapping", self.attention_softcap),
-            ("model.final_logit_softcapping", self.logit_softcap),
-        ] {
-            if let Some(cap) = cap.filter(|cap| !(*cap > 0.0 && cap.is_finite())) {
-                return Err(invalid(key, format!("expected a number above 0, found {cap}")));
-            }
-        }
+        check_above_zero(&[
+            ("model.attn_logit_softcapping", self.attention_softcap.unwrap_or(1.0)),
+            ("model.final_logit_softcapping", self.logit_softcap.unwrap_or(1.0)),
+        ])?;
         if let Some(moe) = &self.moe {
             moe.validate()?;
             let ResidualConfig { norms, blocks, adds_to_norm, .. } = self.residual;
             let has_norm = matches!(norms, NormPlacement::Before | NormPlacement::Sandwich) && !adds_to_norm;
             let fits = has_norm && blocks == BlockOrder::Sequential && self.hybrid.is_none() && !moe.shortcut;
-            if moe.dense_beside && !fits {
-                let message = "needs norms before blocks that are one after the other";
-                return Err(invalid("model.moe_dense_beside", message.into()));
-            }
+            let message = "needs norms before blocks that are one after the other";
+            refuse(moe.dense_beside && !fits, "model.moe_dense_beside", message)?;
         }
         self.validate_shortcut()?;
         self.validate_shared_keys()?;
@@ -119,11 +99,9 @@ impl DecoderConfig {
             && self.residual.blocks == BlockOrder::Sequential
             && self.hybrid.is_none()
             && self.streams.is_none();
-        if !is_plain || self.residual.adds_to_norm || self.mtp_num_layers > 0 {
-            let message =
-                "expected layers of attention, then a dense block, each behind a norm, without multi-token prediction";
-            return Err(invalid(key, message.into()));
-        }
+        let message =
+            "expected layers of attention, then a dense block, each behind a norm, without multi-token prediction";
+        refuse(!is_plain || self.residual.adds_to_norm || self.mtp_num_layers > 0, key, message)?;
         let has_experts = |layer| self.moe_layer(layer).is_some();
         match (0..self.num_layers)
             .find(|layer| has_experts(*layer) && (has_experts(layer + 1) || layer + 1 == self.num_layers))
@@ -139,9 +117,7 @@ impl DecoderConfig {
         if layers == 0 {
             return Ok(());
         }
-        if layers > MOST_LAYERS {
-            return Err(invalid(key, format!("expected at most {MOST_LAYERS}, found {layers}")));
-        }
+        refuse(layers > MOST_LAYERS, key, format!("expected at most {MOST_LAYERS}, found {layers}"))?;
         let reason = if self.hybrid.is_some() {
             "a hybrid, whose layers have one block each"
         } else if self.embedding_norm {
@@ -210,11 +186,8 @@ impl DecoderConfig {
             };
             return Err(invalid(key, format!("expected null with {reason}")));
         }
-        if self.layer_scalar && self.hybrid.is_some() {
-            let message = "expected false in a hybrid, whose layers have one block each";
-            return Err(invalid("model.layer_scalar", message.into()));
-        }
-        Ok(())
+        let message = "expected false in a hybrid, whose layers have one block each";
+        refuse(self.layer_scalar && self.hybrid.is_some(), "model.layer_scalar", message)
     }
 
     /// A clamp and an offset belong to the gated unit of `quick_gelu`, as upstream. xIELU is not
@@ -239,16 +212,12 @@ impl DecoderConfig {
         {
             let Some(limits) = limits else { continue };
             let is_limit = |limit: &f64| *limit >= 0.0 && limit.is_finite();
-            if limits.len() != self.num_layers || !limits.iter().all(is_limit) {
-                let message = format!("expected a number of at least 0 for each of {} layers", self.num_layers);
-                return Err(invalid(key, message));
-            }
+            let message = format!("expected a number of at least 0 for each of {} layers", self.num_layers);
+            refuse(limits.len() != self.num_layers || !limits.iter().all(is_limit), key, message)?;
             let has_unit = self.gated_linear_unit && self.activation == Activation::Silu;
             let is_beside = self.moe.as_ref().is_some_and(|moe| moe.dense_beside);
-            if !has_unit || is_beside || self.hybrid.is_some() || self.encoder.is_some() {
-                let message = "needs gated_linear_unit = true with activation_func = \"silu\", and neither a hybrid, an encoder nor moe_dense_beside";
-                return Err(invalid(key, message.into()));
-            }
+            let message = "needs gated_linear_unit = true with activation_func = \"silu\", and neither a hybrid, an encoder nor moe_dense_beside";
+            refuse(!has_unit || is_beside || self.hybrid.is_some() || self.encoder.is_some(), key, message)?;
         }
         let has_silu = self.gated_linear_unit && self.activation == Activation::Silu;
         if let Some(clamp) = self.moe.as_ref().and_then(|moe| moe.activation_clamp)
@@ -277,22 +246,13 @@ impl DecoderConfig {
         let ResidualConfig { norms, blocks, stream_multiplier, adds_to_norm, .. } = self.residual;
         let key = if self.altup.is_some() { "model.altup_num_inputs" } else { "model.enable_mhc_connections" };
         let size = self.stream_size();
-        if !(1..=LARGEST_SIZE).contains(&size) {
-            let message = format!("expected from 1 to {LARGEST_SIZE} elements in all streams, found {size}");
-            return Err(invalid(key, message));
-        }
+        let message = format!("expected from 1 to {LARGEST_SIZE} elements in all streams, found {size}");
+        refuse(!(1..=LARGEST_SIZE).contains(&size), key, message)?;
         if let Some(altup) = self.altup {
-            if altup.count < 2 {
-                return Err(invalid(key, format!("expected at least 2, found {}", altup.count)));
-            }
-            if altup.active >= altup.count {
-                let message = format!("expected less than altup_num_inputs ({}), found {}", altup.count, altup.active);
-                return Err(invalid("model.altup_active_idx", message));
-            }
-            if !(1..=LARGEST_SIZE).contains(&altup.laurel_rank) {
-                let message = format!("expected from 1 to {LARGEST_SIZE}, found {}", altup.laurel_rank);
-                return Err(invalid("model.laurel_rank", message));
-            }
+            refuse(altup.count < 2, key, format!("expected at least 2, found {}", altup.count))?;
+            let message = format!("expected less than altup_num_inputs ({}), found {}", altup.count, altup.active);
+            refuse(altup.active >= altup.count, "model.altup_active_idx", message)?;
+            check_sizes(&[("model.laurel_rank", altup.laurel_rank)])?;
         }
         let reason = if blocks != BlockOrder::Sequential {
             "block_order other than sequential"
@@ -361,39 +321,24 @@ impl DecoderConfig {
     /// Checks heads of other sizes: those of values, and those of windowed layers.
     fn validate_windowed(&self) -> Result<(), ModelBuildError> {
         let windowed = self.of_windowed();
-        let sizes = [
+        check_sizes(&[
             ("model.value_channels", self.value_size()),
             ("model.window_num_attention_heads", windowed.num_attention_heads),
             ("model.window_num_query_groups", windowed.num_query_groups),
             ("model.window_kv_channels", windowed.kv_channels),
             ("model.window_value_channels", windowed.value_size()),
-        ];
-        if let Some((key, size)) = sizes.into_iter().find(|(_, size)| !(1..=LARGEST_SIZE).contains(size)) {
-            return Err(invalid(key, format!("expected from 1 to {LARGEST_SIZE}, found {size}")));
-        }
+        ])?;
         let (heads, groups) = (windowed.num_attention_heads, windowed.num_query_groups);
-        if heads % groups != 0 {
-            let message = format!("expected a divisor of the {heads} query heads of windowed layers, found {groups}");
-            return Err(invalid("model.window_num_query_groups", message));
-        }
-        if !self.windowed.is_neutral() && self.window_size.is_none() {
-            let message = "expected a window, of whose layers window_* settings are";
-            return Err(invalid("model.window_size", message.into()));
-        }
-        if !(self.value_scale > 0.0 && self.value_scale.is_finite()) {
-            let message = format!("expected a number above 0, found {}", self.value_scale);
-            return Err(invalid("model.attention_value_scale", message));
-        }
+        let message = format!("expected a divisor of the {heads} query heads of windowed layers, found {groups}");
+        refuse(heads % groups != 0, "model.window_num_query_groups", message)?;
+        let message = "expected a window, of whose layers window_* settings are";
+        refuse(!self.windowed.is_neutral() && self.window_size.is_none(), "model.window_size", message)?;
+        check_above_zero(&[("model.attention_value_scale", self.value_scale)])?;
         let (key, is_set) = self.other_values();
-        if is_set && self.latent.is_some() {
-            return Err(invalid(key, "cannot be combined with multi_latent_attention".into()));
-        }
+        refuse(is_set && self.latent.is_some(), key, "cannot be combined with multi_latent_attention")?;
         let sizes = [self, &windowed].map(|config| config.value_size() != config.kv_channels);
-        if sizes.contains(&true) && self.has_fused_gates() {
-            let message = "expected kv_channels with fused gates, which are as large as queries";
-            return Err(invalid("model.value_channels", message.into()));
-        }
-        Ok(())
+        let message = "expected kv_channels with fused gates, which are as large as queries";
+        refuse(sizes.contains(&true) && self.has_fused_gates(), "model.value_channels", message)
     }
 
     /// The setting of heads of values or of windowed layers that is set, if one is.
@@ -409,22 +354,13 @@ impl DecoderConfig {
     fn validate_heads(&self) -> Result<(), ModelBuildError> {
         if let Some(limit) = self.clip_qkv {
             let key = "model.clip_qkv";
-            if !(limit > 0.0 && limit.is_finite()) {
-                return Err(invalid(key, format!("expected a number above 0, found {limit}")));
-            }
-            if self.output_gate == Some(OutputGateForm::Fused) {
-                let message = "expected null with fused gates: the projection that is limited makes them too";
-                return Err(invalid(key, message.into()));
-            }
+            check_above_zero(&[(key, limit)])?;
+            let message = "expected null with fused gates: the projection that is limited makes them too";
+            refuse(self.output_gate == Some(OutputGateForm::Fused), key, message)?;
         }
         if let Some(scale) = self.query_scale {
-            if !(scale.beta > 0.0 && scale.beta.is_finite()) {
-                let message = format!("expected a number above 0, found {}", scale.beta);
-                return Err(invalid("model.query_scale_beta", message));
-            }
-            if scale.length == 0 {
-                return Err(invalid("model.query_scale_length", "expected at least 1, found 0".into()));
-            }
+            check_above_zero(&[("model.query_scale_beta", scale.beta)])?;
+            refuse(scale.length == 0, "model.query_scale_length", "expected at least 1, found 0")?;
         }
         if self.window_chunks && (self.window_size.is_none() || self.latent.is_some()) {
             let message = "needs window_size, and multi_latent_attention = false: latent attention has no chunks";
@@ -447,25 +383,19 @@ impl DecoderConfig {
     }
 
     fn validate_norms(&self) -> Result<(), ModelBuildError> {
-        if self.norm.zero_centered_gamma && !self.norm.affine {
-            let message = "expected false with layernorm_affine = false: norms have no weights";
-            return Err(invalid("model.layernorm_zero_centered_gamma", message.into()));
-        }
+        let message = "expected false with layernorm_affine = false: norms have no weights";
+        refuse(self.norm.zero_centered_gamma && !self.norm.affine, "model.layernorm_zero_centered_gamma", message)?;
         let covers_all = self.qk_layernorm_scope == QkNormScope::Projection;
         let key = "model.qk_layernorm_scope";
         if self.qk_layernorm_scope != QkNormScope::Head && !self.qk_layernorm {
             return Err(invalid(key, "expected qk_layernorm = true, which it says more of".into()));
         }
-        if covers_all && self.norm.kind != Normalization::RmsNorm {
-            let message =
-                "expected normalization = \"RMSNorm\": other norms over whole projections are not implemented";
-            return Err(invalid(key, message.into()));
-        }
-        Ok(())
+        let message = "expected normalization = \"RMSNorm\": other norms over whole projections are not implemented";
+        refuse(covers_all && self.norm.kind != Normalization::RmsNorm, key, message)
     }
 
     fn validate_sizes(&self) -> Result<(), ModelBuildError> {
-        let sizes = [
+        check_sizes(&[
             ("model.num_layers", self.num_layers),
             ("model.hidden_size", self.hidden_size),
             ("model.ffn_hidden_size", self.ffn_hidden_size),
@@ -474,39 +404,18 @@ impl DecoderConfig {
             ("model.kv_channels", self.kv_channels),
             ("model.vocab_size", self.vocab_size),
             ("model.seq_length", self.max_position_embeddings),
-        ];
-        for (key, value) in sizes {
-            if value == 0 {
-                return Err(invalid(key, "expected at least 1, found 0".into()));
-            }
-        }
-        let large = sizes.into_iter().find(|(_, value)| *value > LARGEST_SIZE);
-        if let Some((key, value)) = large {
-            return Err(invalid(key, format!("expected at most {LARGEST_SIZE}, found {value}")));
-        }
-        if self.num_layers > MOST_LAYERS {
-            return Err(invalid(
-                "model.num_layers",
-                format!("expected at most {MOST_LAYERS}, found {}", self.num_layers),
-            ));
-        }
+        ])?;
+        let message = format!("expected at most {MOST_LAYERS}, found {}", self.num_layers);
+        refuse(self.num_layers > MOST_LAYERS, "model.num_layers", message)?;
         let parameters = self.rough_parameters();
-        if parameters > MOST_PARAMETERS {
-            let message =
-                format!("these sizes make about {parameters:.0e} parameters, expected at most {MOST_PARAMETERS:.0e}");
-            return Err(invalid("model", message));
-        }
+        let message =
+            format!("these sizes make about {parameters:.0e} parameters, expected at most {MOST_PARAMETERS:.0e}");
+        refuse(parameters > MOST_PARAMETERS, "model", message)?;
         let (heads, groups) = (self.num_attention_heads, self.num_query_groups);
-        if heads % groups != 0 {
-            let message = format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
-            return Err(invalid("model.num_query_groups", message));
-        }
-        if self.padded_vocab_size < self.vocab_size {
-            let message =
-                format!("expected at least vocab_size ({}), found {}", self.vocab_size, self.padded_vocab_size);
-            return Err(invalid("padded vocabulary size", message));
-        }
-        Ok(())
+        let message = format!("expected a divisor of num_attention_heads ({heads}), found {groups}");
+        refuse(heads % groups != 0, "model.num_query_groups", message)?;
+        let message = format!("expected at least vocab_size ({}), found {}", self.vocab_size, self.padded_vocab_size);
+        refuse(self.padded_vocab_size < self.vocab_size, "padded vocabulary size", message)
     }
 }
 
@@ -563,92 +472,6 @@ impl DecoderConfig {
     }
 }
 
-impl MoeConfig {
-    fn validate(&self) -> Result<(), ModelBuildError> {
-        let sizes = [
-            ("model.num_moe_experts", self.num_experts),
-            ("model.moe_ffn_hidden_size", self.ffn_hidden_size),
-            ("model.moe_latent_size", self.latent_size.unwrap_or(1)),
-            ("model.moe_shared_expert_intermediate_size", self.shared_expert_intermediate_size.unwrap_or(1)),
-            ("model.moe_router_topk", self.topk),
-        ];
-        if let Some((key, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return Err(invalid(key, "expected at least 1, found 0".into()));
-        }
-        if self.num_choices() > LARGEST_SIZE {
-            let message = format!("expected at most {LARGEST_SIZE} experts, found {}", self.num_choices());
-            return Err(invalid("model.moe_num_identity_experts", message));
-        }
-        if self.topk > self.num_choices() {
-            let message = format!("expected at most num_moe_experts ({}), found {}", self.num_choices(), self.topk);
-            return Err(invalid("model.moe_router_topk", message));
-        }
-        let without = [
-            ("model.moe_router_num_groups", self.num_groups.is_some()),
-            ("model.moe_expert_capacity_factor", self.capacity_factor.is_some()),
-            ("model.moe_latent_size", self.latent_size.is_some()),
-        ];
-        let set = without.into_iter().find(|(_, is_set)| *is_set && self.num_identity_experts > 0);
-        if let Some((key, _)) = set {
-            return Err(invalid(key, "expected null with moe_num_identity_experts".into()));
-        }
-        if let Some(groups) = self.num_groups {
-            let chosen = self.group_topk.unwrap_or(0);
-            let fits = groups > 0 && self.num_experts.is_multiple_of(groups) && (1..=groups).contains(&chosen);
-            if !fits || self.topk > chosen * (self.num_experts / groups) {
-                let message = format!(
-                    "expected equal groups of {} experts of which moe_router_group_topk ({chosen}) have enough for {} experts a token, \
-                     found {groups}",
-                    self.num_experts, self.topk
-                );
-                return Err(invalid("model.moe_router_num_groups", message));
-            }
-            if self.group_score_topk.is_none() && !self.topk.is_multiple_of(chosen) {
-                let message = format!(
-                    "expected a divisor of moe_router_topk ({}) where moe_router_group_score_topk is not set, found {chosen}",
-                    self.topk
-                );
-                return Err(invalid("model.moe_router_group_topk", message));
-            }
-        }
-        if self.weighted_inputs && self.linear_bias {
-            let message = "cannot be combined with biases of experts, which would need the weights too";
-            return Err(invalid("model.moe_apply_probs_on_input", message.into()));
-        }
-        if self.hash_layers > 0 && (self.num_experts > 256 || self.sinkhorn || self.num_groups.is_some()) {
-            let message = "expected at most 256 experts, which 16 bits count, without groups or Sinkhorn's balancing";
-            return Err(invalid("model.moe_num_hash_layers", message.into()));
-        }
-        if self.score_function == RouterScoreFunction::SparseMixer {
-            let excluded = [
-                ("model.moe_router_pre_softmax", self.pre_softmax),
-                ("model.moe_router_num_groups", self.num_groups.is_some()),
-                ("model.moe_router_enable_expert_bias", self.expert_bias),
-            ];
-            if let Some((key, _)) = excluded.into_iter().find(|(_, is_set)| *is_set) {
-                let message = "cannot be combined with moe_router_score_function = \"sparsemixer\"";
-                return Err(invalid(key, message.into()));
-            }
-        }
-        let factors = [
-            ("model.moe_output_multiplier", self.output_multiplier),
-            ("model.moe_router_sum_epsilon", self.sum_epsilon),
-            ("model.moe_router_sparsemixer_jitter", self.sparsemixer_jitter),
-            ("model.moe_aux_loss_coeff", self.aux_loss_coeff),
-            ("model.moe_aux_loss_coeff", self.seq_aux_loss_coeff),
-            ("model.moe_aux_loss_coeff", self.global_aux_loss_coeff),
-            ("model.moe_input_jitter_eps", self.input_jitter),
-            ("model.moe_expert_capacity_factor", self.capacity_factor.unwrap_or(1.0)),
-            ("model.moe_z_loss_coeff", self.z_loss_coeff),
-            ("model.moe_router_topk_scaling_factor", self.topk_scaling_factor.unwrap_or(1.0)),
-        ];
-        match factors.into_iter().find(|(_, factor)| !(*factor >= 0.0 && factor.is_finite())) {
-            Some((key, factor)) => Err(invalid(key, format!("expected a number of at least 0, found {factor}"))),
-            None => Ok(()),
-        }
-    }
-}
-
 impl RopeConfig {
     fn validate(&self, head_size: usize) -> Result<(), ModelBuildError> {
         let rotated = self.rotary_size(head_size);
@@ -677,57 +500,39 @@ impl RopeConfig {
 impl RopeScaling {
     /// Checks the factors for `pairs` rotated pairs.
     fn validate(&self, pairs: usize) -> Result<(), ModelBuildError> {
-        let above_zero = |key: &str, factor: f64| match factor > 0.0 && factor.is_finite() {
-            true => Ok(()),
-            false => Err(invalid(key, format!("expected a number above 0, found {factor}"))),
-        };
         match self {
-            Self::Linear { factor } => above_zero("model.seq_len_interpolation_factor", *factor),
+            Self::Linear { factor } => check_above_zero(&[("model.seq_len_interpolation_factor", *factor)]),
             Self::Ntk { alpha } => {
-                if pairs < 2 {
-                    let message = format!("expected more than one rotated pair in a head, found {pairs}");
-                    return Err(invalid("model.rope_ntk_alpha", message));
-                }
-                above_zero("model.rope_ntk_alpha", *alpha)
+                let message = format!("expected more than one rotated pair in a head, found {pairs}");
+                refuse(pairs < 2, "model.rope_ntk_alpha", message)?;
+                check_above_zero(&[("model.rope_ntk_alpha", *alpha)])
             }
             Self::Proportional { share } => {
-                if *share > 0.0 && *share <= 1.0 {
-                    return Ok(());
-                }
                 let message = format!("expected a share in (0, 1], found {share}");
-                Err(invalid("model.rope_proportional_share", message))
+                refuse(!(*share > 0.0 && *share <= 1.0), "model.rope_proportional_share", message)
             }
             Self::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
-                if !(*factor >= 1.0 && factor.is_finite()) {
-                    return Err(invalid("model.rope_scaling_factor", format!("expected at least 1, found {factor}")));
-                }
-                if *low > 0.0 && high >= low {
-                    return Ok(());
-                }
+                let message = format!("expected at least 1, found {factor}");
+                refuse(!(*factor >= 1.0 && factor.is_finite()), "model.rope_scaling_factor", message)?;
                 let message = format!("expected 0 < low_freq_factor <= high_freq_factor, found {low} and {high}");
-                Err(invalid("model.rope_scaling_high_freq_factor", message))
+                refuse(!(*low > 0.0 && high >= low), "model.rope_scaling_high_freq_factor", message)
             }
-            Self::Yarn(yarn) => {
-                above_zero("model.yarn_rotary_scaling_factor", yarn.factor)?;
-                above_zero("model.yarn_beta_fast", yarn.beta_fast)?;
-                above_zero("model.yarn_beta_slow", yarn.beta_slow)?;
-                above_zero("model.yarn_mscale", yarn.mscale.unwrap_or(1.0))?;
-                above_zero("model.yarn_mscale_all_dim", yarn.mscale_all_dim.unwrap_or(1.0))?;
-                above_zero("model.yarn_attention_factor", yarn.attention_factor.unwrap_or(1.0))
-            }
+            Self::Yarn(yarn) => check_above_zero(&[
+                ("model.yarn_rotary_scaling_factor", yarn.factor),
+                ("model.yarn_beta_fast", yarn.beta_fast),
+                ("model.yarn_beta_slow", yarn.beta_slow),
+                ("model.yarn_mscale", yarn.mscale.unwrap_or(1.0)),
+                ("model.yarn_mscale_all_dim", yarn.mscale_all_dim.unwrap_or(1.0)),
+                ("model.yarn_attention_factor", yarn.attention_factor.unwrap_or(1.0)),
+            ]),
             Self::LongRope { short_factor, long_factor, attention_factor, .. } => {
-                above_zero("model.longrope_attention_factor", *attention_factor)?;
+                check_above_zero(&[("model.longrope_attention_factor", *attention_factor)])?;
                 for (key, factors) in
                     [("model.longrope_short_factor", short_factor), ("model.longrope_long_factor", long_factor)]
                 {
-                    if factors.len() != pairs {
-                        let found = factors.len();
-                        return Err(invalid(
-                            key,
-                            format!("expected a number for each of {pairs} pairs, found {found}"),
-                        ));
-                    }
-                    factors.iter().try_for_each(|factor| above_zero(key, *factor))?;
+                    let message = format!("expected a number for each of {pairs} pairs, found {}", factors.len());
+                    refuse(factors.len() != pairs, key, message)?;
+                    factors.iter().try_for_each(|factor| check_above_zero(&[(key, *factor)]))?;
                 }
                 Ok(())
             }
