@@ -1,7 +1,7 @@
 //! Rows of settings and positions of experts that families with experts share.
 
 use crate::families::prelude::*;
-use crate::huggingface::windows::layers_of_two_types;
+use crate::huggingface::windows::{layers_of_two_types, names_of_layers};
 
 /// The experts of a decoder of a family that has them in every model.
 pub(super) fn experts(config: &mut DecoderConfig) -> &mut MoeConfig {
@@ -10,18 +10,13 @@ pub(super) fn experts(config: &mut DecoderConfig) -> &mut MoeConfig {
 
 /// True if the weights of a token's experts sum to one: then they are the softmax over the chosen
 /// experts alone.
-pub(super) const NORM_TOPK_PROB: Setting = Setting::Keys {
-    read: |fields, c| {
-        experts(c).pre_softmax = !fields.bool("norm_topk_prob")?.unwrap_or(false);
-        Ok(())
-    },
-    write: write_norm_topk_prob,
-};
-
-/// Writes [`NORM_TOPK_PROB`], for families in which its absence means true too.
-pub(super) fn write_norm_topk_prob(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    let is_normalized = config.moe.as_ref().is_some_and(|moe| !moe.pre_softmax);
-    settings.insert("norm_topk_prob".into(), json!(is_normalized));
+pub(super) const fn norm_topk_prob(usual: bool) -> Setting {
+    Setting::Flag(
+        "norm_topk_prob",
+        usual,
+        |c| c.moe.as_ref().is_some_and(|moe| !moe.pre_softmax),
+        |c, on| experts(c).pre_softmax = !on,
+    )
 }
 
 /// Gives the experts a router with sigmoids and a bias in the choice. Scores are computed in
@@ -116,7 +111,7 @@ pub(super) struct SharedExperts(pub &'static str, pub Option<usize>);
 impl KeyGroup for SharedExperts {
     fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
         let shared = fields.size(self.0)?.or(self.1);
-        let shared = shared.ok_or_else(|| fields.error(self.0, "no value", "an integer of at least 1"))?;
+        let shared = shared.ok_or_else(|| fields.missing(self.0, "an integer of at least 1"))?;
         let moe = experts(config);
         moe.shared_expert_intermediate_size = Some(shared.saturating_mul(moe.ffn_hidden_size));
         Ok(())
@@ -132,13 +127,12 @@ impl KeyGroup for SharedExperts {
 
 /// The first layers, which have no experts: the key of their number, and their number without the
 /// key.
-pub(super) struct FirstDense(pub &'static str, pub u64);
+pub(super) struct FirstDense(pub &'static str, pub usize);
 
 impl KeyGroup for FirstDense {
     fn read(&self, fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-        let dense = fields.get(self.0).map_or(Some(self.1), Value::as_u64);
-        let dense = dense.ok_or_else(|| fields.error(self.0, "something else", "an integer of at least 0"))?;
-        let layers = (0..config.num_layers).map(|layer| layer as u64 >= dense).collect();
+        let dense = fields.count(self.0)?.unwrap_or(self.1);
+        let layers = (0..config.num_layers).map(|layer| layer >= dense).collect();
         experts(config).layers = LayerPattern::from_list(layers);
         Ok(())
     }
@@ -176,9 +170,8 @@ impl KeyGroup for MlpLayerTypes {
     }
 
     fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
-        let name = |layer| LAYER_TYPES[usize::from(config.moe_layer(layer).is_some())];
-        let names: Vec<&str> = (0..config.num_layers).map(name).collect();
-        settings.insert(MLP_LAYER_TYPES.into(), json!(names));
+        let has_experts = |layer| config.moe_layer(layer).is_some();
+        settings.insert(MLP_LAYER_TYPES.into(), names_of_layers(LAYER_TYPES, config.num_layers, has_experts));
     }
 }
 

@@ -1,6 +1,7 @@
-//! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A folder has
-//! `config.rs`, which maps keys of `config.json` to fields of the decoder, and `weights.rs`, which
-//! maps parameters to tensors. [`crate::huggingface`] describes these tables.
+//! Families of Hugging Face models: a folder each, and a line in [`FAMILIES`]. A family has a table
+//! that maps keys of `config.json` to fields of the decoder, and one that maps parameters to
+//! tensors: both in `mod.rs`, those of large families in `config.rs` and `weights.rs`.
+//! [`crate::huggingface`] describes these tables.
 
 mod afmoe;
 mod apertus;
@@ -85,6 +86,7 @@ mod qwen3_5;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod qwen3_next;
+mod rows;
 mod sarvam_mla;
 mod sarvam_moe;
 mod seed_oss;

@@ -1,7 +1,7 @@
 //! Layers of a mixer and a feed-forward block, each with its norm: in a decoder whose layers have
 //! one block each, two of its layers.
 
-use crate::families::mamba2::config::{TIME_STEP_LIMIT, mamba, silu};
+use crate::families::mamba2::{TIME_STEP_LIMIT, mamba, silu};
 use crate::families::prelude::*;
 
 const NUM_LAYERS: &str = "num_hidden_layers";
@@ -62,13 +62,25 @@ pub(super) fn listed_mixers(
     config: &DecoderConfig,
     known: MixerNames,
 ) -> Result<Option<Vec<HybridBlock>>, HfError> {
-    let Some(types) = fields.get(LAYER_TYPES) else { return Ok(None) };
-    let mixer = |name: &Value| known.iter().find(|(_, names)| names.iter().any(|known| name == known)).map(|(b, _)| *b);
-    let mixers: Option<Vec<HybridBlock>> = types.as_array().and_then(|types| types.iter().map(mixer).collect());
-    mixers.filter(|mixers| mixers.len() == config.num_layers).map(Some).ok_or_else(|| {
+    let mixers = listed_blocks(fields, LAYER_TYPES, known)?;
+    let has_all = mixers.as_ref().is_none_or(|mixers| mixers.len() == config.num_layers);
+    let expected = format!("one entry for each of {} layers", config.num_layers);
+    fields.require(has_all, LAYER_TYPES, "another number of entries", &expected)?;
+    Ok(mixers)
+}
+
+/// The blocks that the list of names under `key` means; `None` if it is absent.
+pub(super) fn listed_blocks(
+    fields: &Fields,
+    key: &str,
+    known: MixerNames,
+) -> Result<Option<Vec<HybridBlock>>, HfError> {
+    let Some(types) = fields.get(key) else { return Ok(None) };
+    let block = |name: &Value| known.iter().find(|(_, names)| names.iter().any(|known| name == known)).map(|(b, _)| *b);
+    let blocks = types.as_array().and_then(|types| types.iter().map(block).collect::<Option<Vec<_>>>());
+    blocks.map(Some).ok_or_else(|| {
         let names: Vec<&str> = known.iter().map(|(_, names)| names[0]).collect();
-        let expected = format!("{} for each of {} layers", names.join(" or "), config.num_layers);
-        fields.error(LAYER_TYPES, &types.to_string(), &expected)
+        fields.error(key, &types.to_string(), &format!("a list of {}", names.join(" or ")))
     })
 }
 
@@ -85,12 +97,16 @@ pub(super) fn numbered_mixers(
     Ok(Some((0..config.num_layers).map(mixer).collect()))
 }
 
-/// Writes the mixers by their names. A mixer without a name is read back as another, and refused
-/// so.
+/// Writes the mixers by their names.
 pub(super) fn write_mixers(config: &DecoderConfig, settings: &mut Map<String, Value>, known: MixerNames) {
-    let name = |[mixer, _]: &[HybridBlock; 2]| known.iter().find(|(block, _)| block == mixer).unwrap_or(&known[0]).1[0];
-    let names: Vec<&str> = layers(config).iter().map(name).collect();
-    settings.insert(LAYER_TYPES.into(), json!(names));
+    let mixers = layers(config).into_iter().map(|[mixer, _]| mixer);
+    settings.insert(LAYER_TYPES.into(), block_names(mixers, known));
+}
+
+/// The list of these blocks' names. A block without a name is read back as another, and refused so.
+pub(super) fn block_names(blocks: impl Iterator<Item = HybridBlock>, known: MixerNames) -> Value {
+    let name = |block: HybridBlock| known.iter().find(|(known, _)| *known == block).unwrap_or(&known[0]).1[0];
+    json!(blocks.map(name).collect::<Vec<&str>>())
 }
 
 /// A period of layers and an offset in it: their keys and defaults.
@@ -104,10 +120,10 @@ impl Period {
     pub fn read(&self, fields: &Fields) -> Result<[usize; 2], HfError> {
         let [period_key, offset_key] = self.keys;
         let period = fields.size(period_key)?.unwrap_or(self.usual[0]);
-        let offset = fields.get(offset_key).map_or(Some(self.usual[1] as u64), Value::as_u64);
-        let offset = offset.and_then(|offset| usize::try_from(offset).ok()).filter(|offset| *offset < period);
-        let expected = format!("an integer of at least 0 below {period_key} ({period})");
-        Ok([period, offset.ok_or_else(|| fields.error(offset_key, "something else", &expected))?])
+        let offset = fields.count(offset_key)?.unwrap_or(self.usual[1]);
+        let expected = format!("an integer below {period_key} ({period})");
+        fields.require(offset < period, offset_key, &offset.to_string(), &expected)?;
+        Ok([period, offset])
     }
 
     /// Writes a period and an offset that mean these layers. If none do, others are read back, and
@@ -146,17 +162,17 @@ pub(super) const MAMBA_BLOCK: Setting = Setting::Keys {
 
 /// Sizes and switches of Mamba-2's block but the size of its heads.
 pub(super) const MAMBA_SIZES: &[Setting] = &[
-    size_or("mamba_n_heads", |c| &mut mamba(c).num_heads, |_, _| Ok(128)),
-    size_or("mamba_n_groups", |c| &mut mamba(c).num_groups, |_, _| Ok(1)),
-    size_or("mamba_d_state", |c| &mut mamba(c).state_size, |_, _| Ok(256)),
-    size_or("mamba_chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(256)),
+    size_or("mamba_n_heads", |c| &mut mamba(c).num_heads, 128),
+    size_or("mamba_n_groups", |c| &mut mamba(c).num_groups, 1),
+    size_or("mamba_d_state", |c| &mut mamba(c).state_size, 256),
+    size_or("mamba_chunk_size", |c| &mut mamba(c).chunk_size, 256),
     TIME_STEP_LIMIT,
     Setting::Rows(MAMBA_CONVOLUTION),
 ];
 
 /// Settings that the blocks of Mamba-2 and of the first Mamba share.
 pub(super) const MAMBA_CONVOLUTION: &[Setting] = &[
-    size_or("mamba_d_conv", |c| &mut mamba(c).conv_kernel, |_, _| Ok(4)),
+    size_or("mamba_d_conv", |c| &mut mamba(c).conv_kernel, 4),
     Setting::Switch("mamba_conv_bias", |c| &mut mamba(c).conv_bias, true),
     Setting::Switch("mamba_proj_bias", |c| &mut mamba(c).proj_bias, false),
     Setting::Rule(|fields, config| if config.has_state_space() { silu(fields, "hidden_act") } else { Ok(()) }),

@@ -6,17 +6,21 @@ pub(super) use bridge_core::config::{
 };
 pub(super) use serde_json::{Map, Value, json};
 
-pub(super) use super::llama::config::{ATTENTION_BIAS, BLOCKS, HEAD_SIZE, ROPE, SIZES, SIZES_BESIDE_MLP};
 pub(super) use super::mixture::experts;
+pub(super) use super::rows::{
+    ATTENTION_BIAS, BLOCKS, HEAD_SIZE, HeadSizeOr, MLP_BIAS, ROPE, SIZES, SIZES_BESIDE_MLP, head_size,
+    initializer_range, positions, rms_norm_epsilon, tied_embeddings,
+};
 pub(super) use crate::decoder::{
     DecoderConfig, HybridBlock, HybridConfig, LayerPattern, MoeConfig, PositionEmbedding, RopeConfig, RopeScaling,
 };
+pub(super) use crate::huggingface::Family;
 pub(super) use crate::huggingface::error::HfError;
 pub(super) use crate::huggingface::fields::Fields;
 pub(super) use crate::huggingface::gguf::{GgufFamily, GgufName, GgufNumber, GgufSetting, GgufWindows, Rearrangement};
 pub(super) use crate::huggingface::rope::{self, OriginalLength, RopeForm};
-pub(super) use crate::huggingface::settings::{KeyGroup, Setting, USUAL_SOFTMAX_SCALE, size, size_or};
-pub(super) use crate::huggingface::weight_map::{Fusion, WeightRule, rule, stacked};
+pub(super) use crate::huggingface::settings::{KeyGroup, Setting, USUAL_SOFTMAX_SCALE, size, size_from, size_or};
+pub(super) use crate::huggingface::weight_map::{Fusion, LinearRows, WeightRule, rule, stacked};
 pub(super) use crate::huggingface::windows;
 
 /// A [`rule`] of names with these two beginnings: ours and that of the tensors.

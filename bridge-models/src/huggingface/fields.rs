@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
+use bridge_core::config::Activation;
 use serde_json::{Map, Value};
 
 use super::error::HfError;
@@ -92,29 +93,31 @@ impl<'a> Fields<'a> {
         self.typed(key, "a number", json::number)
     }
 
+    /// A size, which is at least 1.
     pub fn size(&self, key: &str) -> Result<Option<usize>, HfError> {
-        self.typed(key, "an integer of at least 1", |value| {
-            let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
-            size.filter(|size| *size > 0)
-        })
+        self.typed(key, "an integer of at least 1", |value| count(value).filter(|size| *size > 0))
+    }
+
+    /// A number of things, of which there may be none.
+    pub fn count(&self, key: &str) -> Result<Option<usize>, HfError> {
+        self.typed(key, "an integer of at least 0", count)
     }
 
     /// A required number.
     pub fn required_number(&self, key: &str) -> Result<f64, HfError> {
-        self.number(key)?.ok_or_else(|| self.error(key, "no value", "a number"))
+        self.number(key)?.ok_or_else(|| self.missing(key, "a number"))
     }
 
     /// A required list of numbers.
     pub fn numbers(&self, key: &str) -> Result<Vec<f64>, HfError> {
         let expected = "a list of numbers";
         let numbers = self.typed(key, expected, |value| value.as_array()?.iter().map(Value::as_f64).collect())?;
-        numbers.ok_or_else(|| self.error(key, "no value", expected))
+        numbers.ok_or_else(|| self.missing(key, expected))
     }
 
     /// A list of numbers of layers.
     pub fn layers(&self, key: &str) -> Result<Option<Vec<usize>>, HfError> {
-        let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
-        self.typed(key, "a list of numbers of layers", |value| value.as_array()?.iter().map(number).collect())
+        self.typed(key, "a list of numbers of layers", |value| value.as_array()?.iter().map(count).collect())
     }
 
     /// Refuses any value of `key` but `expected` (and absence).
@@ -143,6 +146,11 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// An error about a required key that is not there.
+    pub fn missing(&self, key: &str, expected: &str) -> HfError {
+        self.error(key, "no value", expected)
+    }
+
     fn typed<T>(
         &self,
         key: &str,
@@ -157,12 +165,16 @@ impl<'a> Fields<'a> {
     }
 }
 
+fn count(value: &Value) -> Option<usize> {
+    usize::try_from(value.as_u64()?).ok()
+}
+
 /// Value of null for a switch.
 static OFF: Value = Value::Bool(false);
 
 /// The activations with their names in `config.json`; the first name of each is the one written.
-const ACTIVATIONS: [(&str, bridge_core::config::Activation); 11] = {
-    use bridge_core::config::Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu, Xielu};
+const ACTIVATIONS: [(&str, Activation); 11] = {
+    use Activation::{Gelu, GeluTanh, QuickGelu, Relu, Silu, SquaredRelu, Xielu};
     [
         ("gelu_new", GeluTanh),
         ("gelu_pytorch_tanh", GeluTanh),
@@ -179,21 +191,13 @@ const ACTIVATIONS: [(&str, bridge_core::config::Activation); 11] = {
 };
 
 /// The activation under `key`.
-pub(crate) fn activation(
-    fields: &Fields,
-    key: &str,
-    default: bridge_core::config::Activation,
-) -> Result<bridge_core::config::Activation, HfError> {
+pub(crate) fn activation(fields: &Fields, key: &str, default: Activation) -> Result<Activation, HfError> {
     let Some(name) = fields.string(key)? else { return Ok(default) };
     activation_called(fields, key, name)
 }
 
 /// The activation called `name`, which `key` says.
-pub(crate) fn activation_called(
-    fields: &Fields,
-    key: &str,
-    name: &str,
-) -> Result<bridge_core::config::Activation, HfError> {
+pub(crate) fn activation_called(fields: &Fields, key: &str, name: &str) -> Result<Activation, HfError> {
     match ACTIVATIONS.iter().find(|(known, _)| *known == name) {
         Some((_, activation)) => Ok(*activation),
         None => {
@@ -204,13 +208,13 @@ pub(crate) fn activation_called(
 }
 
 /// The activation called `name` in `config.json`. Panics if there is no activation of this name.
-pub(crate) fn named_activation(name: &str) -> bridge_core::config::Activation {
+pub(crate) fn named_activation(name: &str) -> Activation {
     let known = ACTIVATIONS.iter().find(|(known, _)| *known == name);
     known.map(|(_, activation)| *activation).expect("a family's usual activation has a known name")
 }
 
 /// The name `config.json` has for an activation.
-pub(crate) fn activation_name(activation: bridge_core::config::Activation) -> &'static str {
+pub(crate) fn activation_name(activation: Activation) -> &'static str {
     let known = ACTIVATIONS.iter().find(|(_, known)| *known == activation);
     known.map(|(name, _)| *name).expect("the table has every activation")
 }

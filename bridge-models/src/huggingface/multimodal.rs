@@ -273,7 +273,7 @@ impl Multimodal {
         }
         let text = fields.table(TEXT_CONFIG, "text_config.")?;
         if text.is_none() && !class.may_be_flat {
-            return Err(fields.error(TEXT_CONFIG, "no value", "a table with the settings of the language model"));
+            return Err(fields.missing(TEXT_CONFIG, "a table with the settings of the language model"));
         }
         let named = text.map_or(Ok(None), |text| text.string("model_type"))?.unwrap_or(class.text);
         let text_class = TEXT_CLASSES.iter().find(|class| class.model_type == named);

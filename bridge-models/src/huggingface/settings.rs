@@ -11,23 +11,34 @@ use crate::decoder::DecoderConfig;
 /// A field of the decoder.
 type Field<T> = fn(&mut DecoderConfig) -> &mut T;
 
-/// The value of an absent key, computed from the other keys and from the fields that earlier rows
-/// have set.
-type Absent<T> = fn(&Fields, &DecoderConfig) -> Result<T, HfError>;
+/// The size without its key.
+pub(crate) enum Absent {
+    /// The key is required.
+    Refused,
+    /// This size.
+    Usual(usize),
+    /// A size that follows from other keys, and from fields that earlier rows have set.
+    From(fn(&Fields, &DecoderConfig) -> Result<usize, HfError>),
+}
 
 /// One row of a family's table. Rows are read in their order.
 pub(crate) enum Setting {
-    /// A count or a length. The key is required if there is no default.
-    Size(&'static str, Field<usize>, Option<Absent<usize>>),
+    /// An integer of at least 1.
+    Size(&'static str, Field<usize>, Absent),
+    /// An integer of at least 0.
+    Count(&'static str, Field<usize>, usize),
     /// Number of key/value groups if `num_key_value_heads` is absent: after the row of that key,
     /// for which both absence and null mean one group a head.
     KeyValueHeads(usize),
     /// A number.
-    Number(&'static str, Field<f64>, Absent<f64>),
+    Number(&'static str, Field<f64>, f64),
     /// A number or null, which means that the model has none, as does absence without a default.
     NumberOrNone(&'static str, Field<Option<f64>>, Option<f64>),
     /// A switch.
     Switch(&'static str, Field<bool>, bool),
+    /// A switch for something else than a boolean field: its value without the key, a test of the
+    /// decoder, and the change that a value means.
+    Flag(&'static str, bool, fn(&DecoderConfig) -> bool, fn(&mut DecoderConfig, bool)),
     /// The name of a non-linearity.
     Activation(&'static str, Field<Activation>, Activation),
     /// The same where the family has its own name for its default non-linearity, which is used if
@@ -65,12 +76,21 @@ pub(crate) trait KeyGroup: Sync {
 
 /// A size that must be there.
 pub(crate) const fn size(key: &'static str, field: Field<usize>) -> Setting {
-    Setting::Size(key, field, None)
+    Setting::Size(key, field, Absent::Refused)
 }
 
 /// A size that may be absent.
-pub(crate) const fn size_or(key: &'static str, field: Field<usize>, absent: Absent<usize>) -> Setting {
-    Setting::Size(key, field, Some(absent))
+pub(crate) const fn size_or(key: &'static str, field: Field<usize>, usual: usize) -> Setting {
+    Setting::Size(key, field, Absent::Usual(usual))
+}
+
+/// A size that follows from others where its key is absent.
+pub(crate) const fn size_from(
+    key: &'static str,
+    field: Field<usize>,
+    absent: fn(&Fields, &DecoderConfig) -> Result<usize, HfError>,
+) -> Setting {
+    Setting::Size(key, field, Absent::From(absent))
 }
 
 const KEY_VALUE_HEADS: &str = "num_key_value_heads";
@@ -112,26 +132,24 @@ impl Setting {
             Self::Size(key, field, absent) => {
                 *field(config) = match (fields.size(key)?, absent) {
                     (Some(size), _) => size,
-                    (None, Some(absent)) => absent(fields, config)?,
-                    (None, None) => return Err(fields.error(key, "no value", "an integer of at least 1")),
+                    (None, Absent::Usual(size)) => *size,
+                    (None, Absent::From(absent)) => absent(fields, config)?,
+                    (None, Absent::Refused) => return Err(fields.missing(key, "an integer of at least 1")),
                 }
             }
+            Self::Count(key, field, absent) => *field(config) = fields.count(key)?.unwrap_or(*absent),
             Self::KeyValueHeads(absent) => {
                 if !fields.has(KEY_VALUE_HEADS) {
                     config.num_query_groups = *absent;
                     groups_divide_heads(fields, config)?;
                 }
             }
-            Self::Number(key, field, absent) => {
-                *field(config) = match fields.number(key)? {
-                    Some(number) => number,
-                    None => absent(fields, config)?,
-                }
-            }
+            Self::Number(key, field, absent) => *field(config) = fields.number(key)?.unwrap_or(*absent),
             Self::NumberOrNone(key, field, absent) => {
                 *field(config) = if fields.has(key) { fields.number(key)? } else { *absent }
             }
             Self::Switch(key, field, absent) => *field(config) = fields.bool(key)?.unwrap_or(*absent),
+            Self::Flag(key, absent, _, set) => set(config, fields.bool(key)?.unwrap_or(*absent)),
             Self::Activation(key, field, absent) => *field(config) = known_activation(fields, key, *absent)?,
             Self::NamedActivation(key, field, usual) => {
                 *field(config) = known_activation(fields, key, named_activation(usual))?
@@ -151,9 +169,11 @@ impl Setting {
     pub fn write(&self, config: &mut DecoderConfig, settings: &mut Map<String, Value>) {
         let (key, value) = match self {
             Self::Size(key, field, _) => (key, json!(*field(config))),
+            Self::Count(key, field, _) => (key, json!(*field(config))),
             Self::Number(key, field, _) => (key, json!(*field(config))),
             Self::NumberOrNone(key, field, _) => (key, json!(*field(config))),
             Self::Switch(key, field, _) => (key, json!(*field(config))),
+            Self::Flag(key, _, is_on, _) => (key, json!(is_on(config))),
             Self::Activation(key, field, _) => (key, json!(activation_name(*field(config)))),
             Self::NamedActivation(key, field, usual) => {
                 let value = *field(config);

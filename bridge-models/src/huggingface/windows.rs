@@ -51,7 +51,12 @@ pub(crate) fn windowed_layers(config: &DecoderConfig) -> Vec<bool> {
 
 /// `layer_types` of the layers, of which those marked true have a window.
 pub(crate) fn type_names(layers: &[bool]) -> Value {
-    json!(layers.iter().map(|has_window| LAYER_TYPES[usize::from(*has_window)]).collect::<Vec<_>>())
+    names_of_layers(LAYER_TYPES, layers.len(), |layer| layers[layer])
+}
+
+/// A list with one of two names for each layer: the second where a condition holds.
+pub(crate) fn names_of_layers(names: [&str; 2], count: usize, is_second: impl Fn(usize) -> bool) -> Value {
+    json!((0..count).map(|layer| names[usize::from(is_second(layer))]).collect::<Vec<_>>())
 }
 
 /// Rotary settings of a family that rotates windowed layers alone. Windows are set before.
@@ -134,7 +139,7 @@ pub(crate) fn switched_size(fields: &Fields, absent: Option<usize>) -> Result<Op
         return Ok(None);
     }
     let size = if fields.has(SIZE) { fields.size(SIZE)? } else { absent };
-    size.map(Some).ok_or_else(|| fields.error("sliding_window", "no value", "an integer of at least 1"))
+    size.map(Some).ok_or_else(|| fields.missing("sliding_window", "an integer of at least 1"))
 }
 
 /// Reads a window in the layers that `layer_types` names, or from number `max_window_layers` on,
@@ -145,14 +150,11 @@ pub(crate) fn read_upper_layers(
     size: Option<usize>,
     absent: usize,
 ) -> Result<(), HfError> {
-    let first = fields.get("max_window_layers");
+    let first = fields.count("max_window_layers");
     let layers = match layer_types(fields, config.num_layers)? {
         Some(layers) => layers,
         None => {
-            let first = first.map_or(Some(absent as u64), Value::as_u64);
-            let first = first.and_then(|first| usize::try_from(first).ok());
-            let expected = "an integer of at least 0";
-            let first = first.ok_or_else(|| fields.error("max_window_layers", "something else", expected))?;
+            let first = first?.unwrap_or(absent);
             (0..config.num_layers).map(|layer| size.is_some() && layer >= first).collect()
         }
     };

@@ -4,27 +4,26 @@ use crate::decoder::LatentConfig;
 use crate::families::mixture::{FIRST_DENSE, FirstDense, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
 
-pub(crate) const SETTINGS: &[Setting] =
-    &[size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(4096)), Setting::Rows(ROWS)];
+pub(crate) const SETTINGS: &[Setting] = &[positions(4096), Setting::Rows(ROWS)];
 
 /// Settings but the number of positions.
 pub(crate) const ROWS: &[Setting] = &[
     Setting::Rows(SIZES),
     Setting::Group(&LatentSizes { query: Some(1536), key_value: 512, rotated: 64, plain: 128, value: Some(128) }),
-    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
-    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
-    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, 2048),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, 256),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, 8),
     Setting::Only("scoring_func", || json!("sigmoid")),
     Setting::Only("topk_method", || json!("noaux_tc")),
     Setting::Only("moe_layer_freq", || json!(1)),
-    Setting::Group(&ROUTER),
+    Setting::Group(&SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, ..SigmoidRouter::UNGROUPED }),
     Setting::Group(&SharedExperts(SHARED, Some(1))),
     Setting::Group(&FirstDense(FIRST_DENSE, 3)),
     PREDICTED_LAYERS,
     Setting::Rows(BLOCKS),
     Setting::Rows(ATTENTION_BIAS),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    rms_norm_epsilon(1e-6),
+    tied_embeddings(false),
     Setting::Keys { read: read_rope, write: write_rope },
     Setting::Unused(&["head_dim", "qk_head_dim"]),
 ];
@@ -77,23 +76,9 @@ pub(crate) fn latent(config: &mut DecoderConfig) -> &mut LatentConfig {
     config.latent.get_or_insert_with(LatentConfig::neutral)
 }
 
-const ROUTER: SigmoidRouter = SigmoidRouter { groups: 8, chosen: 4, factor: 2.5, ..SigmoidRouter::UNGROUPED };
-
 /// Number of layers of multi-token prediction.
-pub(crate) const PREDICTED_LAYERS: Setting = Setting::Keys { read: read_predictions, write: write_predictions };
+pub(crate) const PREDICTED_LAYERS: Setting = Setting::Count("num_nextn_predict_layers", |c| &mut c.mtp_num_layers, 0);
 
-fn read_predictions(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let layers = fields.get(PREDICTIONS).map_or(Some(0), Value::as_u64).and_then(|layers| usize::try_from(layers).ok());
-    let error = || fields.error(PREDICTIONS, "something else", "an integer of at least 0");
-    config.mtp_num_layers = layers.ok_or_else(error)?;
-    Ok(())
-}
-
-fn write_predictions(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert(PREDICTIONS.into(), json!(config.mtp_num_layers));
-}
-
-const PREDICTIONS: &str = "num_nextn_predict_layers";
 /// Key of the number of experts that all tokens go through.
 pub(crate) const SHARED: &str = "n_shared_experts";
 
@@ -103,8 +88,7 @@ pub(crate) fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(
     read_latent_rope(fields, config, interleaved, RopeForm::USUAL)
 }
 
-/// The rotated part of a head. With YaRN scores grow as cosines and sines would for
-/// `mscale_all_dim`, which these then do not.
+/// The rotated part of a head.
 pub(crate) fn read_latent_rope(
     fields: &Fields,
     config: &mut DecoderConfig,
@@ -112,6 +96,17 @@ pub(crate) fn read_latent_rope(
     form: RopeForm,
 ) -> Result<(), HfError> {
     let rope = rope::of_all_layers(fields, config.max_position_embeddings, form)?;
+    set_latent_rope(fields, config, rope::table(fields)?.as_ref(), RopeConfig { interleaved, ..rope })
+}
+
+/// Rotates a part of each head by the settings of `table`. With YaRN scores grow as cosines and
+/// sines would for `mscale_all_dim`, which these then do not.
+pub(crate) fn set_latent_rope(
+    fields: &Fields,
+    config: &mut DecoderConfig,
+    table: Option<&Fields>,
+    rope: RopeConfig,
+) -> Result<(), HfError> {
     if let Some(RopeScaling::Yarn(yarn)) = &rope.scaling
         && let Some(mscale) = yarn.mscale_all_dim
     {
@@ -120,7 +115,7 @@ pub(crate) fn read_latent_rope(
     // transformers lets scores grow with any scaling; the decoder has a place for the key in YaRN's
     // alone.
     if !matches!(rope.scaling, None | Some(RopeScaling::Yarn(_)))
-        && let Some(table) = rope::table(fields)?
+        && let Some(table) = table
     {
         let found = table.number("mscale_all_dim")?.unwrap_or(0.0);
         let expected = "0, or yarn as the rope_type: nothing else lets scores grow here";
@@ -129,7 +124,7 @@ pub(crate) fn read_latent_rope(
     let rotated = config.rotary_head();
     let expected = "an even number, because it is rotated in pairs";
     fields.require(rotated.is_multiple_of(2), "qk_rope_head_dim", &rotated.to_string(), expected)?;
-    config.position_embedding = PositionEmbedding::Rope(RopeConfig { interleaved, ..rope });
+    config.position_embedding = PositionEmbedding::Rope(rope);
     Ok(())
 }
 

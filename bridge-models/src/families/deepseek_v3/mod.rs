@@ -27,7 +27,7 @@ pub(in crate::families) const WEIGHTS: &[&[WeightRule]] = &[
     mixture::SHARED,
     mixture::APART,
     mixture::STACKED,
-    llama::weights::WEIGHTS,
+    llama::WEIGHTS,
 ];
 
 /// Other names of settings.

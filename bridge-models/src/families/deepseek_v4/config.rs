@@ -2,7 +2,7 @@
 
 use crate::decoder::{CompressedConfig, IndexerConfig, KeySource};
 use crate::families::deepseek_v3::config::SHARED;
-use crate::families::hy_v4::config::streams;
+use crate::families::hy_v4::streams;
 use crate::families::mixture::{ExpertFactor, FACTOR, SharedExperts, sigmoid_router};
 use crate::families::prelude::*;
 use crate::huggingface::windows::layers_of_two_types;
@@ -10,14 +10,14 @@ use crate::huggingface::windows::layers_of_two_types;
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES_BESIDE_MLP),
     Setting::KeyValueHeads(1),
-    size_or("head_dim", |c| &mut c.kv_channels, |_, _| Ok(512)),
-    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(1_048_576)),
+    head_size(512),
+    positions(1_048_576),
     Setting::Rows(BLOCKS),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    rms_norm_epsilon(1e-6),
+    tied_embeddings(false),
     Setting::Only("attention_bias", || json!(false)),
     Setting::Only("mlp_bias", || json!(false)),
-    size_or("sliding_window", |c| c.window_size.get_or_insert(0), |_, _| Ok(128)),
+    size_or("sliding_window", |c| c.window_size.get_or_insert(0), 128),
     Setting::Keys {
         read: |_, c| {
             c.window_size = c.window_size.map(|tokens| tokens - 1);
@@ -26,22 +26,22 @@ pub(super) const SETTINGS: &[Setting] = &[
         },
         write: |c, settings| drop(settings.insert("sliding_window".into(), json!(c.window_size.map_or(0, |w| w + 1)))),
     },
-    size_or("q_lora_rank", |c| &mut compressed(c).q_lora_rank, |_, _| Ok(1024)),
-    size_or("o_groups", |c| &mut compressed(c).output_groups, |_, _| Ok(8)),
-    size_or("o_lora_rank", |c| &mut compressed(c).output_rank, |_, _| Ok(1024)),
+    size_or("q_lora_rank", |c| &mut compressed(c).q_lora_rank, 1024),
+    size_or("o_groups", |c| &mut compressed(c).output_groups, 8),
+    size_or("o_lora_rank", |c| &mut compressed(c).output_rank, 1024),
     Setting::Keys { read: read_layers, write: write_layers },
     Setting::Keys { read: read_rope, write: write_rope },
-    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(2048)),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, 2048),
     Setting::Always(|c| c.ffn_hidden_size = sigmoid_router(c).ffn_hidden_size),
     Setting::Keys { read: read_router, write: write_router },
-    size_or("n_routed_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
-    size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(6)),
+    size_or("n_routed_experts", |c| &mut experts(c).num_experts, 256),
+    size_or("num_experts_per_tok", |c| &mut experts(c).topk, 6),
     Setting::Group(&ExpertFactor(FACTOR, 1.5)),
     Setting::Group(&SharedExperts(SHARED, Some(1))),
-    Setting::Number("swiglu_limit", |c| c.activation_clamp.get_or_insert(0.0), |_, _| Ok(10.0)),
-    size_or("hc_mult", |c| &mut streams(c).count, |_, _| Ok(4)),
-    size_or("hc_sinkhorn_iters", |c| &mut streams(c).sinkhorn_iterations, |_, _| Ok(20)),
-    Setting::Number("hc_eps", |c| &mut streams(c).epsilon, |_, _| Ok(1e-6)),
+    Setting::Number("swiglu_limit", |c| c.activation_clamp.get_or_insert(0.0), 10.0),
+    size_or("hc_mult", |c| &mut streams(c).count, 4),
+    size_or("hc_sinkhorn_iters", |c| &mut streams(c).sinkhorn_iterations, 20),
+    Setting::Number("hc_eps", |c| &mut streams(c).epsilon, 1e-6),
     Setting::Only("norm_topk_prob", || json!(true)),
     Setting::Only("router_jitter_noise", || json!(0.0)),
     // transformers has no layers of multi-token prediction in this family.
@@ -175,6 +175,6 @@ fn write_router(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let Some(moe) = &config.moe else { return };
     let name = SCORES.iter().find(|(_, function)| *function == moe.score_function).map(|(name, _)| *name);
     settings.extend(name.map(|name| ("scoring_func".to_owned(), json!(name))));
-    let name = |layer| if layer < moe.hash_layers { "hash_moe" } else { "moe" };
-    settings.insert(LAYERS.into(), json!((0..config.num_layers).map(name).collect::<Vec<_>>()));
+    let is_hashed = |layer| layer < moe.hash_layers;
+    settings.insert(LAYERS.into(), windows::names_of_layers(["moe", "hash_moe"], config.num_layers, is_hashed));
 }

@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "deepseek_v4",
     architecture: "DeepseekV4ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::OWN, mixture::STACKED, llama::weights::WEIGHTS],
+    weights: &[weights::OWN, mixture::STACKED, llama::WEIGHTS],
     module_names: weights::IN_MODULE,
     dropped: &["mtp.", "model.mtp."],
     aliases: &[("num_local_experts", "n_routed_experts"), ("intermediate_size", "moe_intermediate_size")],

@@ -16,7 +16,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     size("intermediate_size", |c| &mut c.ffn_hidden_size),
     size("num_hidden_layers", |c| &mut c.num_layers),
     size("num_attention_heads", |c| &mut c.num_attention_heads),
-    size_or("max_position_embeddings", |c| &mut c.max_position_embeddings, |_, _| Ok(131_072)),
+    positions(131_072),
     Setting::Always(|c| {
         (c.norm.kind, c.residual.norms) = (Normalization::RmsNorm, NormPlacement::Sandwich);
         (c.qk_layernorm, c.v_l2_norm, c.softmax_scale) = (true, true, 1.0);
@@ -25,11 +25,11 @@ pub(super) const SETTINGS: &[Setting] = &[
         c.embedding_multiplier = f64::from((c.hidden_size as f64).sqrt() as f32);
     }),
     Setting::NamedActivation("hidden_activation", |c| &mut c.activation, "gelu_pytorch_tanh"),
-    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
+    initializer_range(0.02),
+    rms_norm_epsilon(1e-6),
     Setting::Rows(ATTENTION_BIAS),
-    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, |_, _| Ok(0.0)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    Setting::Number("attention_dropout", |c| &mut c.attention_dropout, 0.0),
+    tied_embeddings(true),
     Setting::Rule(|fields, _| {
         // Text is causal with "vision" too.
         let found = fields.get("use_bidirectional_attention").map_or("null", |value| value.as_str().unwrap_or("else"));
@@ -40,7 +40,10 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Keys { read: read_heads, write: write_heads },
     Setting::Keys { read: read_rope, write: |c, settings| rope::write_tables(c, settings, FORM) },
     Setting::NumberOrNone("final_logit_softcapping", |c| &mut c.logit_softcap, None),
-    Setting::Keys { read: read_sharing, write: write_sharing },
+    Setting::Count("num_kv_shared_layers", |c| &mut c.num_kv_shared_layers, 0),
+    Setting::Switch("use_double_wide_mlp", |c| &mut c.double_wide_mlp, false),
+    // Only layers that use the keys of others are wider.
+    Setting::Always(|c| c.double_wide_mlp &= c.num_kv_shared_layers > 0),
     Setting::Keys { read: read_per_layer, write: write_per_layer },
     Setting::Keys { read: read_experts, write: write_experts },
 ];
@@ -137,27 +140,8 @@ fn read_rope(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError>
     Ok(())
 }
 
-/// A number that may be 0.
-pub(crate) fn count(fields: &Fields, key: &str, absent: usize) -> Result<usize, HfError> {
-    let Some(value) = fields.get(key) else { return Ok(absent) };
-    let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
-    size.ok_or_else(|| fields.error(key, &value.to_string(), "an integer of at least 0"))
-}
-
-fn read_sharing(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    config.num_kv_shared_layers = count(fields, "num_kv_shared_layers", 0)?;
-    let is_wide = fields.bool("use_double_wide_mlp")?.unwrap_or(false);
-    config.double_wide_mlp = is_wide && config.num_kv_shared_layers > 0;
-    Ok(())
-}
-
-fn write_sharing(config: &DecoderConfig, settings: &mut Map<String, Value>) {
-    settings.insert("num_kv_shared_layers".into(), json!(config.num_kv_shared_layers));
-    settings.insert("use_double_wide_mlp".into(), json!(config.double_wide_mlp));
-}
-
 pub(crate) fn read_per_layer(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
-    let size = count(fields, "hidden_size_per_layer_input", 256)?;
+    let size = fields.count("hidden_size_per_layer_input")?.unwrap_or(256);
     let vocab_size = fields.size("vocab_size_per_layer_input")?.unwrap_or(262_144);
     config.per_layer = (size > 0).then_some(PerLayerConfig { size, vocab_size });
     Ok(())
@@ -177,7 +161,7 @@ fn read_experts(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErr
         SIZES_OF_EXPERTS.iter().for_each(|key| fields.ask(key));
         return Ok(());
     }
-    let size = |key| fields.size(key)?.ok_or_else(|| fields.error(key, "no value", "an integer of at least 1"));
+    let size = |key| fields.size(key)?.ok_or_else(|| fields.missing(key, "an integer of at least 1"));
     let [num_experts, topk, ffn] = SIZES_OF_EXPERTS;
     let moe = experts(config);
     (moe.num_experts, moe.topk, moe.ffn_hidden_size) = (size(num_experts)?, size(topk)?, size(ffn)?);

@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "gemma4_text",
     architecture: "Gemma4ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::WEIGHTS, gemma2::weights::NORMS, qwen3::weights::QK_NORMS, llama::weights::WEIGHTS],
+    weights: &[weights::WEIGHTS, gemma2::NORMS, qwen3::QK_NORMS, llama::WEIGHTS],
     // Files have keys and values of layers that use those of others, too.
     buffers: &[
         ".rotary_emb.inv_freq",

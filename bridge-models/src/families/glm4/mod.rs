@@ -1,19 +1,27 @@
 //! GLM-4 (0414): norms before and after blocks, half of each head rotated in neighbouring pairs,
 //! gate and up in one matrix.
 
-mod config;
 pub(super) mod gguf;
 #[cfg(test)]
 mod tests;
-mod weights;
 
+use super::prelude::*;
 use super::{glm, llama};
-use crate::huggingface::Family;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "glm4",
     architecture: "Glm4ForCausalLM",
-    settings: config::SETTINGS,
-    weights: &[weights::NORMS, glm::weights::GATE_UP, llama::weights::WEIGHTS],
+    settings: SETTINGS,
+    weights: &[NORMS, glm::GATE_UP, llama::WEIGHTS],
     ..Family::USUAL
 };
+
+/// Settings; absent ones have the values of `Glm4Config`, which are those of `GlmConfig`.
+const SETTINGS: &[Setting] =
+    &[Setting::Rows(glm::SETTINGS), Setting::Always(|c| c.residual.norms = NormPlacement::Sandwich)];
+
+/// Names of the norms that GLM does not have.
+const NORMS: &[WeightRule] = &[
+    layer!("post_self_attention_layernorm.weight", "post_self_attn_layernorm.weight"),
+    layer!("post_mlp_layernorm.weight", "post_mlp_layernorm.weight"),
+];

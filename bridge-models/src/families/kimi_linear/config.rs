@@ -5,16 +5,16 @@ use bridge_core::config::AttentionVariant;
 use crate::families::deepseek_v3::config::LatentSizes;
 use crate::families::mixture::{FIRST_DENSE, FirstDense, MlpLayerTypes, SharedExperts, SigmoidRouter};
 use crate::families::prelude::*;
-use crate::families::qwen3_next::config::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
+use crate::families::qwen3_next::{convolution_has_silu, linear, read_linear_layers, write_linear_layers};
 
 pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(SIZES),
-    size_or("model_max_length", |c| &mut c.max_position_embeddings, |_, _| Ok(1 << 20)),
+    size_or("model_max_length", |c| &mut c.max_position_embeddings, 1 << 20),
     Setting::Group(&LATENT),
     Setting::Keys { read: read_linear, write: write_linear },
-    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, |_, _| Ok(1024)),
-    size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
-    size_or("num_experts_per_token", |c| &mut experts(c).topk, |_, _| Ok(8)),
+    size_or("moe_intermediate_size", |c| &mut experts(c).ffn_hidden_size, 1024),
+    size_or("num_experts", |c| &mut experts(c).num_experts, 256),
+    size_or("num_experts_per_token", |c| &mut experts(c).topk, 8),
     Setting::Group(&ROUTER),
     Setting::Group(&SharedExperts("num_shared_experts", Some(1))),
     Setting::Group(&MlpLayerTypes(Some(FirstDense(FIRST_DENSE, 1)))),
@@ -25,8 +25,8 @@ pub(super) const SETTINGS: &[Setting] = &[
     Setting::Rows(BLOCKS),
     Setting::Rule(convolution_has_silu),
     Setting::Rows(ATTENTION_BIAS),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, false),
+    rms_norm_epsilon(1e-5),
+    tied_embeddings(false),
     // Nothing is rotated.
     Setting::Unused(&["head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "rope_parameters", "use_grouped_topk"]),
 ];

@@ -15,11 +15,11 @@ pub(super) static FAMILY: Family = Family {
     settings: config::SETTINGS,
     weights: &[
         weights::WEIGHTS,
-        mixtral::weights::APART,
-        mixtral::weights::SHARED,
+        mixtral::APART,
+        mixtral::SHARED,
         mixture::STACKED,
         deepseek_v3::weights::LATENT_ATTENTION,
-        llama::weights::WEIGHTS,
+        llama::WEIGHTS,
     ],
     module_names: &[
         (".block_sparse_moe.", ".mlp."),

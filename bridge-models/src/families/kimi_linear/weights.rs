@@ -1,7 +1,6 @@
 //! Names of linear attention's parameters and of the router's bias.
 
 use crate::families::prelude::*;
-use crate::huggingface::weight_map::LinearRows;
 
 pub(super) const WEIGHTS: &[WeightRule] = &[
     layer!(
@@ -23,7 +22,7 @@ pub(super) const WEIGHTS: &[WeightRule] = &[
         "self_attn.k_conv1d.weight",
         "self_attn.v_conv1d.weight"
     )
-    .fused(Fusion::LinearConvolution(&[LinearRows::Keys, LinearRows::Keys, LinearRows::Values])),
+    .fused(Fusion::LinearConvolution(LinearRows::QKV)),
     layer!("self_attention.conv1d.weight", "self_attn.conv1d.weight").fused(Fusion::Convolution).stacked(),
     layer!("self_attention.dt_bias", "self_attn.dt_bias"),
     layer!("self_attention.out_norm.weight", "self_attn.o_norm.weight"),

@@ -1,16 +1,20 @@
 //! Ministral: a Mistral whose layers differ in whether they have the sliding window.
 
-mod config;
 #[cfg(test)]
 mod tests;
 
 use super::llama;
-use crate::huggingface::Family;
+use super::mistral::{LAYERS, read_window};
+use super::prelude::*;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "ministral",
     architecture: "MinistralForCausalLM",
-    settings: config::SETTINGS,
-    weights: &[llama::weights::WEIGHTS],
+    settings: SETTINGS,
+    weights: &[llama::WEIGHTS],
     ..Family::USUAL
 };
+
+/// Settings; absent ones have the values of `MinistralConfig`.
+const SETTINGS: &[Setting] =
+    &[Setting::Rows(LAYERS), Setting::Keys { read: read_window, write: windows::write_pattern }];

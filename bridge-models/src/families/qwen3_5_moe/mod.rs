@@ -1,9 +1,9 @@
 //! Qwen 3.5 with experts, the language model: Qwen 3.5's attention and Qwen3-Next's experts in
 //! every layer.
 
-use super::llama::config::SIZES_BESIDE_MLP;
 use super::mixture::experts;
-use super::qwen3_next::config::{EXPERTS, HYBRID};
+use super::qwen3_next::{EXPERTS, HYBRID};
+use super::rows::SIZES_BESIDE_MLP;
 use super::{llama, mixture, qwen2_moe, qwen3, qwen3_5, qwen3_next};
 use crate::huggingface::Family;
 use crate::huggingface::settings::{Setting, size_or};
@@ -16,19 +16,19 @@ pub(super) static FAMILY: Family = Family {
         Setting::KeyValueHeads(2),
         Setting::Rows(HYBRID),
         Setting::Rows(EXPERTS),
-        size_or("num_experts_per_tok", |c| &mut experts(c).topk, |_, _| Ok(8)),
-        size_or("num_experts", |c| &mut experts(c).num_experts, |_, _| Ok(256)),
+        size_or("num_experts_per_tok", |c| &mut experts(c).topk, 8),
+        size_or("num_experts", |c| &mut experts(c).num_experts, 256),
         // No layer has a dense block, whose width would be this.
         Setting::Always(|c| c.ffn_hidden_size = experts(c).ffn_hidden_size),
     ],
     weights: &[
-        qwen3_5::weights::PROJECTION,
-        qwen3_next::weights::HYBRID,
-        qwen2_moe::weights::SHARED,
-        qwen3::weights::QK_NORMS,
+        qwen3_5::PROJECTION,
+        qwen3_next::HYBRID_WEIGHTS,
+        qwen2_moe::SHARED,
+        qwen3::QK_NORMS,
         mixture::APART,
         mixture::STACKED,
-        llama::weights::WEIGHTS,
+        llama::WEIGHTS,
     ],
     dropped: &["mtp."],
     ..Family::USUAL

@@ -12,23 +12,27 @@ pub(super) const SETTINGS: &[Setting] = &[
     size("num_heads", |c| &mut c.num_attention_heads),
     Setting::Always(|c| c.num_query_groups = c.num_attention_heads),
     size("num_layers", |c| &mut encoder(c).num_layers),
-    size_or("num_decoder_layers", |c| &mut c.num_layers, |_, c| Ok(c.encoder.map_or(0, |encoder| encoder.num_layers))),
+    size_from(
+        "num_decoder_layers",
+        |c| &mut c.num_layers,
+        |_, c| Ok(c.encoder.map_or(0, |encoder| encoder.num_layers)),
+    ),
     // Relative positions have no end; old files name the length of the training sequences.
-    size_or("n_positions", |c| &mut c.max_position_embeddings, |_, _| Ok(512)),
-    size_or("relative_attention_num_buckets", |c| &mut relative(c).num_buckets, |_, _| Ok(32)),
-    size_or("relative_attention_max_distance", |c| &mut relative(c).max_distance, |_, _| Ok(128)),
+    size_or("n_positions", |c| &mut c.max_position_embeddings, 512),
+    size_or("relative_attention_num_buckets", |c| &mut relative(c).num_buckets, 32),
+    size_or("relative_attention_max_distance", |c| &mut relative(c).max_distance, 128),
     Setting::Always(|c| {
         c.norm.kind = Normalization::RmsNorm;
         c.softmax_scale = 1.0;
     }),
-    Setting::Number("layer_norm_epsilon", |c| &mut c.norm.epsilon, |_, _| Ok(1e-6)),
-    Setting::Number("dropout_rate", |c| &mut c.hidden_dropout, |_, _| Ok(0.1)),
+    Setting::Number("layer_norm_epsilon", |c| &mut c.norm.epsilon, 1e-6),
+    Setting::Number("dropout_rate", |c| &mut c.hidden_dropout, 0.1),
     Setting::Always(|c| (c.attention_dropout, c.embedding_dropout) = (c.hidden_dropout, c.hidden_dropout)),
     Setting::Keys { read: read_feed_forward, write: write_feed_forward },
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    tied_embeddings(true),
     Setting::Keys { read: read_output, write: write_output },
     // Not T5's key, whose factor scales deviations that differ from matrix to matrix.
-    Setting::Number("initializer_range", |c| &mut c.init_method_std, |_, _| Ok(0.02)),
+    initializer_range(0.02),
 ];
 
 fn encoder(config: &mut DecoderConfig) -> &mut EncoderConfig {
@@ -83,16 +87,11 @@ fn read_output(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfErro
     let is_encoder_decoder = fields.bool("is_encoder_decoder")?.unwrap_or(true);
     fields.require(is_encoder_decoder, "is_encoder_decoder", "false", "true: an encoder alone is not implemented")?;
     let scale_outputs = fields.bool("scale_decoder_outputs")?.unwrap_or(tied);
-    let token = |key| {
-        let Some(value) = fields.get(key) else { return Ok(None) };
-        let id = value.as_u64().and_then(|id| usize::try_from(id).ok());
-        id.map(Some).ok_or_else(|| fields.error(key, &value.to_string(), "a token id"))
-    };
     // A negative token for padding means no padding.
     let has_padding = fields.get("pad_token_id").and_then(Value::as_i64).is_none_or(|id| id >= 0);
-    let start_token = match token("decoder_start_token_id")? {
+    let start_token = match fields.count("decoder_start_token_id")? {
         Some(token) => token,
-        None if has_padding => token("pad_token_id")?.unwrap_or(0),
+        None if has_padding => fields.count("pad_token_id")?.unwrap_or(0),
         None => 0,
     };
     let encoder = encoder(config);

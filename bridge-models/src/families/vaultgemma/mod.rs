@@ -1,14 +1,14 @@
 //! VaultGemma: a Gemma 2 without norms behind blocks.
 
-mod config;
-
+use super::gemma2::CAPPED;
 use super::{gemma2, llama};
 use crate::huggingface::Family;
 
 pub(super) static FAMILY: Family = Family {
     model_type: "vaultgemma",
     architecture: "VaultGemmaForCausalLM",
-    settings: config::SETTINGS,
-    weights: &[gemma2::weights::NORMS, llama::weights::WEIGHTS],
+    // Absent settings have the values of `VaultGemmaConfig`, which are Gemma 2's.
+    settings: CAPPED,
+    weights: &[gemma2::NORMS, llama::WEIGHTS],
     ..Family::USUAL
 };

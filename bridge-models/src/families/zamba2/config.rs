@@ -1,32 +1,32 @@
 //! Settings of Zamba2; absent ones have the values of `Zamba2Config`.
 
 use crate::decoder::SharedConfig;
-use crate::families::llama::config::ROWS_BESIDE_ACTIVATION;
-use crate::families::mamba2::config::mamba;
-use crate::families::pairs::{expanded, write_expanded};
+use crate::families::mamba2::mamba;
+use crate::families::pairs::{self, MixerNames, expanded, write_expanded};
 use crate::families::prelude::*;
+use crate::families::rows::ROWS_BESIDE_ACTIVATION;
 use crate::huggingface::settings::groups_divide_heads;
 
 pub(super) const SETTINGS: &[Setting] = &[
     size("vocab_size", |c| &mut c.vocab_size),
     size("hidden_size", |c| &mut c.hidden_size),
     size("num_hidden_layers", |c| &mut c.num_layers),
-    size_or("intermediate_size", |c| &mut c.ffn_hidden_size, |_, c| Ok(4 * c.hidden_size)),
-    size_or("num_attention_heads", |c| &mut c.num_attention_heads, |_, _| Ok(32)),
-    size_or("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),
+    size_from("intermediate_size", |c| &mut c.ffn_hidden_size, |_, c| Ok(4 * c.hidden_size)),
+    size_or("num_attention_heads", |c| &mut c.num_attention_heads, 32),
+    size_from("num_key_value_heads", |c| &mut c.num_query_groups, |_, c| Ok(c.num_attention_heads)),
     Setting::Rule(groups_divide_heads),
     Setting::Keys { read: read_positions, write: write_positions },
     Setting::Keys { read: read_layers, write: write_layers },
-    size_or("num_mem_blocks", |c| &mut shared(c).num_blocks, |_, _| Ok(1)),
-    size_or("adapter_rank", |c| &mut shared(c).adapter_rank, |_, _| Ok(128)),
+    size_or("num_mem_blocks", |c| &mut shared(c).num_blocks, 1),
+    size_or("adapter_rank", |c| &mut shared(c).adapter_rank, 128),
     Setting::Keys { read: read_heads, write: write_heads },
     Setting::Rows(ROWS_BESIDE_ACTIVATION),
     // Heads are twice as wide as usual, and scores are not smaller for it.
     Setting::Always(|c| c.softmax_scale = 1.0 / (c.kv_channels as f64 / 2.0).sqrt()),
     Setting::Activation("hidden_act", |c| &mut c.activation, Activation::Gelu),
     Setting::Switch("add_bias_linear", |c| &mut c.mlp_bias, false),
-    Setting::Number("rms_norm_eps", |c| &mut c.norm.epsilon, |_, _| Ok(1e-5)),
-    Setting::Switch("tie_word_embeddings", |c| &mut c.share_embeddings_and_output_weights, true),
+    rms_norm_epsilon(1e-5),
+    tied_embeddings(true),
     Setting::Rule(|fields, c| {
         let layers = c.hybrid.iter().flat_map(|hybrid| &hybrid.layers);
         let users = layers.filter(|block| **block == HybridBlock::SharedMamba).count();
@@ -35,12 +35,12 @@ pub(super) const SETTINGS: &[Setting] = &[
         fields.require(c.share_embeddings_and_output_weights || !is_shared, "tie_word_embeddings", "false", expected)
     }),
     Setting::Keys { read: read_rope, write: write_rope },
-    size_or("mamba_d_state", |c| &mut mamba(c).state_size, |_, _| Ok(64)),
-    size_or("mamba_d_conv", |c| &mut mamba(c).conv_kernel, |_, _| Ok(4)),
-    size_or("mamba_ngroups", |c| &mut mamba(c).num_groups, |_, _| Ok(1)),
-    size_or("n_mamba_heads", |c| &mut mamba(c).num_heads, |_, _| Ok(8)),
-    size_or("chunk_size", |c| &mut mamba(c).chunk_size, |_, _| Ok(256)),
-    Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, |_, _| Ok(1e-3)),
+    size_or("mamba_d_state", |c| &mut mamba(c).state_size, 64),
+    size_or("mamba_d_conv", |c| &mut mamba(c).conv_kernel, 4),
+    size_or("mamba_ngroups", |c| &mut mamba(c).num_groups, 1),
+    size_or("n_mamba_heads", |c| &mut mamba(c).num_heads, 8),
+    size_or("chunk_size", |c| &mut mamba(c).chunk_size, 256),
+    Setting::Number("time_step_min", |c| &mut mamba(c).least_time_step, 1e-3),
     Setting::Keys { read: read_mamba, write: write_expanded },
     // They follow from others, choose a kernel, or are for initial values; transformers has the
     // convolution's bias in any case.
@@ -79,30 +79,22 @@ fn write_positions(config: &DecoderConfig, settings: &mut Map<String, Value>) {
 }
 
 const LAYERS: &str = "layers_block_type";
-/// Names of layers; the last of each is what older files have.
-const NAMES: [(HybridBlock, [&str; 2]); 2] =
-    [(HybridBlock::Mamba, ["linear_attention", "mamba"]), (HybridBlock::SharedMamba, ["hybrid", "hybrid"])];
+const NAMES: MixerNames = &[pairs::MAMBA, (HybridBlock::SharedMamba, &["hybrid"])];
 
 /// The layers that the file names; by default the layers with these numbers use a shared block.
 fn read_layers(fields: &Fields, config: &mut DecoderConfig) -> Result<(), HfError> {
     let usual = |layer| if [6, 12, 18, 24, 30, 36, 42, 47, 51].contains(&layer) { NAMES[1].0 } else { NAMES[0].0 };
-    let block = |name: &Value| NAMES.iter().find(|(_, names)| names.iter().any(|known| name == known)).map(|all| all.0);
-    let layers: Option<Vec<HybridBlock>> = match fields.get(LAYERS) {
-        Some(named) => named.as_array().and_then(|names| names.iter().map(block).collect()),
-        None => Some((0..54).map(usual).collect()),
-    };
-    let layers = layers.filter(|layers| layers.len() == config.num_layers).ok_or_else(|| {
-        let expected = format!("linear_attention or hybrid for each of {} layers", config.num_layers);
-        fields.error(LAYERS, "something else", &expected)
-    })?;
+    let named = pairs::listed_blocks(fields, LAYERS, NAMES)?;
+    let layers = named.unwrap_or_else(|| (0..54).map(usual).collect());
+    let (count, expected) = (layers.len(), format!("one entry for each of {} layers", config.num_layers));
+    fields.require(count == config.num_layers, LAYERS, &format!("{count} layers"), &expected)?;
     config.hybrid = Some(HybridConfig::new(layers));
     Ok(())
 }
 
 fn write_layers(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let layers = config.hybrid.iter().flat_map(|hybrid| &hybrid.layers);
-    let name = |block: &HybridBlock| NAMES[usize::from(*block == HybridBlock::SharedMamba)].1[0];
-    settings.insert(LAYERS.into(), json!(layers.map(name).collect::<Vec<_>>()));
+    settings.insert(LAYERS.into(), pairs::block_names(layers.copied(), NAMES));
 }
 
 const ADAPTERS: &str = "use_shared_attention_adapter";

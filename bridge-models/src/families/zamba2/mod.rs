@@ -13,7 +13,7 @@ pub(super) static FAMILY: Family = Family {
     model_type: "zamba2",
     architecture: "Zamba2ForCausalLM",
     settings: config::SETTINGS,
-    weights: &[weights::PLAIN, weights::WITH_SHARED, weights::BLOCK, weights::BRANCHES, llama::weights::WEIGHTS],
+    weights: &[weights::PLAIN, weights::WITH_SHARED, weights::BLOCK, weights::BRANCHES, llama::WEIGHTS],
     buffers: &[],
     aliases: &[("layer_types", "layers_block_type"), ("head_dim", "attention_head_dim")],
     ..Family::USUAL
