@@ -1,6 +1,6 @@
 //! One optimizer for all parameters of a rank's chunks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
