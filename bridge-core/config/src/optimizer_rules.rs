@@ -14,8 +14,8 @@ pub struct OptimizerRule {
     pub settings: &'static [&'static str],
     /// Quantity that the size of an update follows.
     pub size: UpdateSize,
-    /// Formats in which states are kept. With other rules than those of float32, master weights
-    /// have formats too (`optimizer.use_precision_aware_optimizer`).
+    /// Formats in which states are kept between steps. Unless this is `Declared`, master weights
+    /// have a format too (`optimizer.use_precision_aware_optimizer`).
     pub formats: KeptFormats,
     /// Rule of the parameters that are not matrices of hidden layers.
     pub scalars: ScalarRule,

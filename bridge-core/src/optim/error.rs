@@ -30,7 +30,7 @@ pub enum OptimizerError {
     },
     /// A rule of matrices is given another parameter.
     #[error(
-        "the parameter {parameter} of shape {shape:?} is given to the optimizer `{rule}`; expected two dimensions, which it needs"
+        "the optimizer `{rule}` updates matrices only: parameter {parameter} has shape {shape:?}, expected two dimensions; match it by no rule that sets this optimizer"
     )]
     NotMatrix {
         /// The rule.

@@ -115,8 +115,8 @@ pub struct MatrixMut<'a, E = f32> {
     data: PhantomData<&'a mut [E]>,
 }
 
-// SAFETY: it is a `&mut [E]` with gaps; parts are only handed out by `block`, whose callers keep
-// them apart.
+// SAFETY: it is a `&mut [E]` with gaps; callers of `block`, of `row` and of the pointer of `start`
+// keep parts apart.
 unsafe impl<E: Element> Sync for MatrixMut<'_, E> {}
 
 impl<'a, E: Element> MatrixMut<'a, E> {

@@ -119,7 +119,8 @@ impl KeyGroup for SharedExperts {
 
     fn write(&self, config: &DecoderConfig, settings: &mut Map<String, Value>) {
         let Some(moe) = &config.moe else { return };
-        // Another width than a multiple of an expert's is read back as another, and refused so.
+        // A width that is no multiple of an expert's changes when the export is read back, so that
+        // the export is refused.
         let shared = moe.shared_expert_intermediate_size.unwrap_or(0).checked_div(moe.ffn_hidden_size).unwrap_or(0);
         settings.insert(self.0.into(), json!(shared));
     }
@@ -150,8 +151,8 @@ const MLP_LAYER_TYPES: &str = "mlp_layer_types";
 /// Names of a layer without experts and of one with experts.
 const LAYER_TYPES: [&str; 2] = ["dense", "sparse"];
 
-/// The layers that have experts: those that `mlp_layer_types` names, or the layers after the first
-/// ones; `None` reads no key of those.
+/// Layers with experts: those that `mlp_layer_types` names. Without that key, the layers after the
+/// first dense ones; with `None`, all layers but the first.
 pub(super) struct MlpLayerTypes(pub Option<FirstDense>);
 
 impl KeyGroup for MlpLayerTypes {

@@ -103,7 +103,8 @@ pub(super) fn write_mixers(config: &DecoderConfig, settings: &mut Map<String, Va
     settings.insert(LAYER_TYPES.into(), block_names(mixers, known));
 }
 
-/// The list of these blocks' names. A block without a name is read back as another, and refused so.
+/// The list of these blocks' names. A block without a name changes when
+/// the export is read back, so that it is refused.
 pub(super) fn block_names(blocks: impl Iterator<Item = HybridBlock>, known: MixerNames) -> Value {
     let name = |block: HybridBlock| known.iter().find(|(known, _)| *known == block).unwrap_or(&known[0]).1[0];
     json!(blocks.map(name).collect::<Vec<&str>>())

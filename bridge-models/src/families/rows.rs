@@ -4,7 +4,7 @@
 use crate::families::prelude::*;
 use crate::huggingface::settings::groups_divide_heads;
 
-/// Sizes that have the same names in all families of the line.
+/// Sizes under Llama's key names.
 pub(super) const SIZES: &[Setting] =
     &[Setting::Rows(SIZES_BESIDE_MLP), size("intermediate_size", |c| &mut c.ffn_hidden_size)];
 
@@ -25,7 +25,8 @@ pub(super) const HEAD_SIZE: Setting = size_from(
     |fields, c| equal_heads(fields, c, "num_attention_heads", "hidden_size", ", or a head_dim"),
 );
 
-/// The size of a head where this is the size without the key. Null is [`HEAD_SIZE`]'s usual size.
+/// Head size with this default if `head_dim` is absent. Null means hidden size over heads, as in
+/// [`HEAD_SIZE`].
 pub(super) struct HeadSizeOr(pub usize);
 
 impl KeyGroup for HeadSizeOr {
@@ -39,7 +40,7 @@ impl KeyGroup for HeadSizeOr {
     }
 }
 
-/// Heads of equal parts of the model's width, by the names of the keys of both.
+/// Head size of `width / heads`, with the keys of both.
 pub(super) struct EqualHeads {
     pub width: &'static str,
     pub heads: &'static str,
@@ -123,5 +124,5 @@ pub(super) const MLP_BIAS: Setting = Setting::Switch("mlp_bias", |c| &mut c.mlp_
 pub(super) const ATTENTION_BIAS: &[Setting] =
     &[Setting::Switch("attention_bias", |c| &mut c.qkv_bias, false), Setting::Always(|c| c.proj_bias = c.qkv_bias)];
 
-/// Whole heads that are rotated by the usual base.
+/// Rotary embedding of all elements of a head, with base 10,000 unless a key differs.
 pub(super) const ROPE: Setting = Setting::Group(&RopeForm::USUAL);

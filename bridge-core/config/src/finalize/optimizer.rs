@@ -93,8 +93,10 @@ fn parameter_rules_fit(draft: &mut Draft<'_>, lr: f64) {
 fn matrix_rules_fit(draft: &mut Draft<'_>) {
     let config = draft.recipe.optimizer.clone();
     let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars != ScalarRule::Same) else { return };
-    let message =
-        format!("is not implemented with optimizer.optimizer = {}: its matrices are updated where they are", rule.name);
+    let message = format!(
+        "is not implemented with optimizer.optimizer = {}: matrices are updated on the model's device",
+        rule.name
+    );
     draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
     if rule.scalars != ScalarRule::Muon {
         return;
@@ -123,7 +125,7 @@ fn schedule_free_fits(draft: &mut Draft<'_>) {
             rules.enumerate().filter(|(_, rule)| rule.optimizer.is_some_and(|name| name.as_str() == NAME))
         {
             let key = format!("optimizer_config_override_provider.rules.{number}.optimizer");
-            draft.require(false, &key, format!("{NAME} is of whole models: expected it as optimizer.optimizer"));
+            draft.require(false, &key, format!("{NAME} cannot be set for single parameters: set optimizer.optimizer = \"{NAME}\" for the whole model"));
         }
         return;
     }

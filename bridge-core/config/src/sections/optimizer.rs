@@ -134,7 +134,8 @@ section! {
         schedule_free_warmup_steps: usize = 0;
         /// Exponent of the decay of Adafactor's second moments: they keep `1 - step ^ -rate`.
         adafactor_decay_rate: f64 = 0.8, Limits::above_zero_to(1.0);
-        /// Root mean square to which Adafactor's direction is shortened.
+        /// Largest root mean square of Adafactor's update before the learning rate; larger updates
+        /// are scaled down to it.
         adafactor_clip_threshold: f64 = 1.0, Limits::ABOVE_ZERO;
         /// Added to Adafactor's squared gradients.
         adafactor_eps: f64 = 1e-30, Limits::above_zero_to(1.0);

@@ -15,7 +15,7 @@ use crate::config::optimizer_rules;
 
 use super::rule::{Rule, State, Unit, Update, Values};
 
-/// Least root mean square of a parameter that scales its rate.
+/// Lower bound of the root mean square that multiplies the learning rate.
 const LEAST_SCALE: f64 = 1e-3;
 
 pub(super) const RULE: Rule = Rule {

@@ -233,8 +233,9 @@ pub trait Update: fmt::Debug + Send + Sync {
     /// Makes one step. The values are handed over so that their memory can be used again.
     ///
     /// # Shapes
-    /// Parameter, gradient and states are flat and of one length: a whole parameter, or of rules by
-    /// [`Unit::Element`] a range of one. Parameter and gradient are float32, states have their
+    /// Parameter, gradient and states are flat. Parameter and gradient have one length: a whole
+    /// parameter, or for rules by [`Unit::Element`] a range of one. A state has that length too,
+    /// unless it declares a [`State::shape`]. Parameter and gradient are float32, states have their
     /// declared dtypes.
     fn update(&self, values: Values, gradient: Tensor<1>, step: &UpdateStep<'_>) -> Values;
 

@@ -1,7 +1,8 @@
 //! Micro-kernel of products with bfloat16 operands for AMX: 2 x 2 tile registers hold 32 x 32 sums
 //! in float32, and `tdpbf16ps` adds the products of 32 elements along `k` to one of them.
 //!
-//! A step of a panel is a tile register of 16 lines. Those of rows have a line of 32 elements for
+//! A panel is a sequence of tiles of 16 lines, each read by one `tileloadd`. A tile takes 32 elements
+//! along `k`, which are 16 of [`MicroKernel::steps`]. Tiles of rows have a line of 32 elements for
 //! each row, those of columns a line for each pair of elements along `k`, with 16 columns.
 
 use std::arch::asm;
@@ -191,7 +192,7 @@ impl Lines {
         }
     }
 
-    /// A line to prefetch in the first step of a tile, and the bytes to two others.
+    /// First line to prefetch beside a tile, and the bytes from one prefetched line to the next.
     fn part(self, tile: usize, count: usize) -> (*const u8, usize) {
         let row = if self.line == 64 { 64 * count } else { self.line };
         (self.start.wrapping_add(PREFETCHED * tile * row), row)
@@ -201,8 +202,8 @@ impl Lines {
 /// Lines that are prefetched in a step.
 const PREFETCHED: usize = 3;
 
-/// Packs vectors into tile registers, those of a step side by side, with zeros for missing vectors
-/// and elements: a line for each vector, or for each pair of elements.
+/// Packs vectors into tiles in memory, in the layout of tile registers. Tiles of the same elements
+/// along `k` are adjacent, with zeros for missing vectors and elements: a line for each vector, or for each pair of elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn pack<E: Element, const BY_VECTOR: bool>(panel: *mut u32, tiles: usize, vectors: Matrix<'_, E>) {
     let (start, strides) = (vectors.as_ptr(), vectors.strides());

@@ -15,7 +15,7 @@ use crate::cpu::gemm::{Matrix, MatrixMut, Output, PARALLEL_WORK, Threads};
 /// Values of a packed block of rows, about: 4 MiB.
 const BLOCK: usize = 1 << 20;
 
-/// See the module. Shapes have been checked.
+/// Multiplies by blocks; see the documentation of [`super`]. The caller has checked the shapes.
 pub fn blocks<A: Element, B: Element, O: Element, K: MicroKernel>(
     out: &MatrixMut<'_, O>,
     output: Output,

@@ -30,19 +30,19 @@ impl Line {
     }
 }
 
-/// Computes tiles of [`COLUMNS`] columns from panels: packed vectors (rows of the left operand,
-/// columns of the right one), a value of 32 bits of every vector for each step along `k`.
+/// Computes tiles of [`COLUMNS`] columns from panels of packed vectors: rows of the left operand,
+/// columns of the right one. The implementation defines the order inside a panel.
 pub trait MicroKernel: Sized {
     /// Rows of a tile, at most.
     const ROWS: usize;
     /// Elements along `k` of a block, at most.
     const LONGEST: usize;
-    /// Blocks but the last of `k` begin at multiples of this.
+    /// Length of every block of `k` but the last is a multiple of this.
     const UNIT: usize;
     /// Values of a packed group of columns, which the second-level cache holds.
     const GROUP: usize;
 
-    /// Steps along `k` that `len` elements take.
+    /// Values of 32 bits that `len` elements of a vector take in a panel.
     fn steps(len: usize) -> usize;
 
     /// Rows of a panel that holds `rows` rows.

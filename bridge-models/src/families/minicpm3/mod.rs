@@ -53,7 +53,7 @@ fn root_of_layers(config: &DecoderConfig) -> f64 {
 fn write_factors(config: &DecoderConfig, settings: &mut Map<String, Value>) {
     let (root, factor) = (root_of_layers(config), config.residual.branch_multiplier);
     settings.insert("scale_depth".into(), json!(as_said(factor, |depth| depth / root, factor * root)));
-    // A base that is no integer is read back as another, and refused so.
+    // A base that is no integer changes when the export is read back, so that it is refused.
     let base = (config.logit_multiplier * config.hidden_size as f64).round().max(1.0) as usize;
     settings.insert("dim_model_base".into(), json!(base));
 }
