@@ -217,6 +217,14 @@ fn averages_of_schedule_free_runs_are_their_weights() {
         ],
     );
     assert_eq!(losses_of(other.path(), "test"), losses);
+    // An adapter knows the average as its base when it resumes, too.
+    let (whole, half) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let adapter = ["peft.kind=lora", "peft.dim=4", "train.train_iters=4", SAVE, &start];
+    run_in(whole.path(), &adapter);
+    run_in(half.path(), &[&adapter[..], &["train.exit_interval=2"]].concat());
+    run_in(half.path(), &adapter);
+    let [whole, half] = [whole, half].map(|folder| tensors(&folder.path().join("checkpoints")));
+    assert!(whole == half, "an adapter's checkpoints differ after a resume");
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Checkpoint {
     }
 
     /// Puts tensors named `PREFIX.NAME` in the place of those named `NAME`; false if there are no
-    /// such tensors.
+    /// such tensors. Master weights of the replaced ones go.
     pub fn replace_by(&mut self, prefix: &str) -> bool {
         let names = self.names().filter_map(|name| Some((name.to_owned(), name.strip_prefix(prefix)?.to_owned())));
         let names: Vec<(String, String)> = names.collect();
@@ -73,6 +73,9 @@ impl Checkpoint {
             if let Some(replaced) = self.metadata.tensors.get(to) {
                 record.group.clone_from(&replaced.group);
             }
+            let master = format!("optimizer.master.{to}");
+            self.metadata.tensors.remove(&master);
+            self.slices.remove(&master);
             self.metadata.tensors.insert(to.clone(), record);
             self.slices.insert(to.clone(), slices);
         }

@@ -78,6 +78,11 @@ impl OptimizerRule {
         }
     }
 
+    /// True if an update needs the whole parameter, which is gathered on one rank.
+    pub fn is_whole(&self) -> bool {
+        self.scalars != ScalarRule::Same || self.name == ADAFACTOR.name
+    }
+
     /// True if states may be kept in less than 32 bits.
     pub const fn keeps_formats(&self) -> bool {
         !matches!(self.formats, KeptFormats::Declared)

@@ -100,7 +100,7 @@ impl<'a, E: Element> Matrix<'a, E> {
 
     /// Rows `start .. start + count`.
     pub fn row_range(self, start: usize, count: usize) -> Self {
-        let offset = if count == 0 { 0 } else { start * self.row_stride };
+        let offset = if count == 0 || self.cols == 0 { 0 } else { start * self.row_stride };
         Self::strided(&self.data[offset..], count, self.cols, self.row_stride, self.col_stride)
     }
 }

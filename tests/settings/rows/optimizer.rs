@@ -75,7 +75,7 @@ fn rules() -> Vec<Row> {
         row("optimizer.ademamix_alpha_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
         row("optimizer.ademamix_beta3_warmup", &ademamix, &[AS_IT_IS, "9"]).moves("params"),
         row("optimizer.optimizer", &constant, &["adam", "schedule_free_adamw"])
-            .moves("params shapes slices test.loss valid.loss"),
+            .moves("params shapes slices state test.loss valid.loss"),
         row("optimizer.schedule_free_warmup_steps", &schedule_free, &[AS_IT_IS, "9"])
             .moves("params test.loss valid.loss"),
         row("optimizer.adafactor_decay_rate", &adafactor, &[AS_IT_IS, "0.5"]).moves("params"),

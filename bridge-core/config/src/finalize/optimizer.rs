@@ -26,7 +26,7 @@ pub(super) fn resolve(draft: &mut Draft<'_>, parallel: &ParallelSizes) -> FinalO
     decoupled_rates_fit(draft);
     loss_scale_fits(draft);
     foreign_settings_are_not_set(draft, config.optimizer);
-    matrix_rules_fit(draft);
+    whole_rules_fit(draft);
     schedule_free_fits(draft);
     parameter_rules_fit(draft, lr);
     width_transfer_fits(draft, lr);
@@ -89,18 +89,17 @@ fn parameter_rules_fit(draft: &mut Draft<'_>, lr: f64) {
     }
 }
 
-/// Combinations that the rules of whole matrices cannot compute.
-fn matrix_rules_fit(draft: &mut Draft<'_>) {
+/// Combinations that the rules of whole parameters cannot compute.
+fn whole_rules_fit(draft: &mut Draft<'_>) {
     let config = draft.recipe.optimizer.clone();
-    let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars != ScalarRule::Same) else { return };
-    let message = format!(
-        "is not implemented with optimizer.optimizer = {}: matrices are updated on the model's device",
-        rule.name
-    );
-    draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
-    if rule.scalars != ScalarRule::Muon {
-        return;
+    if let Some(rule) = all_rules(&draft.recipe).into_iter().find(|rule| rule.is_whole()) {
+        let message = format!(
+            "is not implemented with the optimizer {}: whole parameters are updated on the model's device",
+            rule.name
+        );
+        draft.forbid(config.optimizer_cpu_offload, "optimizer.optimizer_cpu_offload", message);
     }
+    let Some(rule) = config.optimizer.rule().filter(|rule| rule.scalars == ScalarRule::Muon) else { return };
     let is_cubic5 = config.muon_coefficient_type == MuonCoefficients::Cubic5;
     let message = format!("expected 5, the length of cubic5, found {}", config.muon_num_ns_steps);
     draft.require(!is_cubic5 || config.muon_num_ns_steps == 5, "optimizer.muon_num_ns_steps", message);

@@ -90,6 +90,14 @@ const REFUSED: &[(&[&str], &str)] = &[
         "optimizer_config_override_provider.rules.0.optimizer",
     ),
     (&["optimizer.optimizer=soap", "optimizer.optimizer_cpu_offload=true"], "optimizer.optimizer_cpu_offload"),
+    (&["optimizer.optimizer=adafactor", "optimizer.optimizer_cpu_offload=true"], "optimizer.optimizer_cpu_offload"),
+    (
+        &[
+            "optimizer_config_override_provider.rules=[{layers=[0],optimizer=\"adafactor\"}]",
+            "optimizer.optimizer_cpu_offload=true",
+        ],
+        "optimizer.optimizer_cpu_offload",
+    ),
     (
         &["optimizer_config_override_provider.rules=[{optimizer=\"lion\",eps=1e-6}]"],
         "optimizer_config_override_provider.rules.0.eps",

@@ -49,7 +49,9 @@ impl AdaptiveMuon {
         let Direction { momentum, orthogonal, gradient } = direction;
         let (moment, epsilon) = (states.remove(0), self.epsilon * eps_mult);
         let mean = |moment: Tensor<1>, of: Tensor<1>| moment * self.beta2 + of * (1.0 - self.beta2);
-        let norm = |x: Tensor<2>| x.powi_scalar(2).sum().sqrt();
+        // By rows: a sum of millions of elements has other bits on another number of threads.
+        let sum_of_squares = |x: Tensor<2>| x.powi_scalar(2).sum_dim(1).sum();
+        let norm = |x: Tensor<2>| sum_of_squares(x).sqrt();
         let [rows, columns] = orthogonal.dims();
         let squares = || orthogonal.clone().powi_scalar(2);
         let (update, moment) = match self.method {
@@ -69,7 +71,7 @@ impl AdaptiveMuon {
                 (update * length.reshape([1, 1]), moment)
             }
             Moment2Method::Namo => {
-                let moment = mean(moment, gradient.powi_scalar(2).sum());
+                let moment = mean(moment, sum_of_squares(gradient));
                 let factor = norm(momentum) / (moment.clone().sqrt() + epsilon);
                 (orthogonal.clone() * factor.reshape([1, 1]), moment)
             }

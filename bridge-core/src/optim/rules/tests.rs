@@ -117,6 +117,7 @@ fn rules_declare_what_they_read_and_keep() {
     let rows = OptimizerConfig::fields();
     let is_refused = |setting: &str| rows.iter().find(|row| row.name == setting).expect("a row").refusal.is_some();
     for rule in RULES {
+        assert_eq!(rule.declared.is_whole(), rule.unit == Unit::Parameter, "{}", rule.declared.name);
         let update = |settings: &OptimizerConfig| {
             let scalars = rule.declared.scalar_rule(settings).map(|rule| rule.name);
             format!("{:?} {scalars:?}", rule.with(settings).update)

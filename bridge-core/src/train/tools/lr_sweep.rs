@@ -57,6 +57,7 @@ pub fn sweeping_recipe(recipe: &RawConfig, config: &RunConfig) -> RawConfig {
     if recipe.scheduler.lr_decay_style == LrDecayStyle::Constant {
         short.scheduler.lr_decay_style = LrDecayStyle::Constant;
     }
+    short.optimizer.schedule_free_warmup_steps = 0;
     short.logger = LoggerConfig {
         log_dir: Some(config.logger.log_dir.join("find-lr")),
         log_interval: STEPS / 10,

@@ -51,6 +51,20 @@ fn check<A: Element, B: Element, O: Element>(form: Form, [m, n, k]: [usize; 3], 
     }
 }
 
+/// A product without terms is what is added to it, if operands have no memory, too.
+#[test]
+fn products_of_empty_operands_are_their_terms() {
+    let (m, n) = (5, 70);
+    let bias = values::<f32>(4, n);
+    for form in FORMS.into_iter().filter(|form| form.is_supported()) {
+        let (a, b) = (Matrix::<bf16>::new(&[], m, 0), Matrix::<bf16>::new(&[], 0, n));
+        let mut y = vec![7.0; m * n];
+        let factors = Factors { a, b, scale: 0.5, bias: Some(&bias), residual: None };
+        product_by(form, &MatrixMut::new(&mut y, m, n), Output::Set, factors, Threads::One);
+        assert!(y.chunks(n).all(|row| row == bias), "{form:?}");
+    }
+}
+
 #[test]
 fn products_are_those_of_float64() {
     for form in FORMS.into_iter().filter(|form| form.is_supported()) {

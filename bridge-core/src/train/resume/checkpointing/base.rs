@@ -81,8 +81,8 @@ pub(super) fn open_base_together(
     open_together(root, "looking for the base of an adapter", groups, |verifier| find_base(root, checkpoint, verifier))
 }
 
-/// Opens the checkpoint of the store at `root` that the first rank finds. All ranks call this
-/// together, and each verifies its share.
+/// Opens the checkpoint of the store at `root` that the first rank finds, for the weights by which
+/// its run evaluated the model. All ranks call this together, and each verifies its share.
 pub(super) fn open_together(
     root: &Path,
     doing: &str,
@@ -96,7 +96,7 @@ pub(super) fn open_together(
     let opened = match found {
         Some(found) => Ok(found),
         None => CheckpointStore::open(root)
-            .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes))
+            .and_then(|store| store.open_iteration(iteration[0] as u64, Verification::Sizes)?.with_evaluated_weights())
             .map_err(ResumeError::from),
     };
     agreement::agree(groups, doing, opened)
@@ -118,6 +118,7 @@ fn find_base(root: &Path, checkpoint: &Checkpoint, verifier: &Verifier<'_>) -> R
             }
         }
     };
+    let base = base.with_evaluated_weights()?;
     let found = AdapterBase::from_checkpoint(&base);
     let expected = named.map_or_else(|| "no adapter".to_owned(), |named| named.checksum);
     if expected == found.checksum {

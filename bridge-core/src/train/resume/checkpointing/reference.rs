@@ -110,7 +110,7 @@ pub(in crate::train) fn find_teacher(
 fn open_newest(root: &Path, key: &'static str, groups: &ProcessGroups) -> Result<Checkpoint, ResumeError> {
     open_together(root, "looking for a model", groups, |verifier| {
         match CheckpointStore::open(root)?.resolve_with(&LoadRequest::default(), verifier)? {
-            Resolution::Found(found) => Ok(found.checkpoint),
+            Resolution::Found(found) => Ok(found.checkpoint.with_evaluated_weights()?),
             Resolution::NothingFound { searched } => Err(ResumeError::NoCheckpoint { key, path: searched }),
         }
     })
