@@ -235,13 +235,13 @@ mod tests {
             for (index, gradient) in gradients.iter().enumerate() {
                 let g = |i: usize, j: usize| f64::from(gradient[i * n + j]);
                 let beta = 1.0 - 0.1 / (1.0 - 0.9_f64.powi(index as i32 + 1));
-                for i in 0..m * m {
+                for (i, left) in left.iter_mut().enumerate() {
                     let of_step: f64 = (0..n).map(|k| g(i / m, k) * g(i % m, k)).sum();
-                    left[i] = beta * left[i] + (1.0 - beta) * of_step;
+                    *left = beta * *left + (1.0 - beta) * of_step;
                 }
-                for i in 0..n * n {
+                for (i, right) in right.iter_mut().enumerate() {
                     let of_step: f64 = (0..m).map(|k| g(k, i / n) * g(k, i % n)).sum();
-                    right[i] = beta * right[i] + (1.0 - beta) * of_step;
+                    *right = beta * *right + (1.0 - beta) * of_step;
                 }
                 (0..m * n).for_each(|i| moment[i] = 0.9 * moment[i] + 0.1 * g(i / n, i % n));
             }
