@@ -1,9 +1,10 @@
 //! Micro-kernel of products with bfloat16 operands for AMX: 2 x 2 tile registers hold 32 x 32 sums
 //! in float32, and `tdpbf16ps` adds the products of 32 elements along `k` to one of them.
 //!
-//! A panel is a sequence of tiles of 16 lines, each read by one `tileloadd`. A tile takes 32 elements
-//! along `k`, which are 16 of [`MicroKernel::steps`]. Tiles of rows have a line of 32 elements for
-//! each row, those of columns a line for each pair of elements along `k`, with 16 columns.
+//! A panel is a sequence of tiles of 16 lines, each read by one `tileloadd`. A tile takes 32
+//! elements along `k`, which are 16 of [`MicroKernel::steps`]. Tiles of rows have a line of 32
+//! elements for each row, those of columns a line for each pair of elements along `k`, with 16
+//! columns.
 
 use std::arch::asm;
 use std::arch::x86_64::{__m512i, _MM_HINT_T0, _mm_prefetch, _mm512_setzero_si512};
@@ -202,8 +203,9 @@ impl Lines {
 /// Lines that are prefetched in a step.
 const PREFETCHED: usize = 3;
 
-/// Packs vectors into tiles in memory, in the layout of tile registers. Tiles of the same elements
-/// along `k` are adjacent, with zeros for missing vectors and elements: a line for each vector, or for each pair of elements.
+/// Packs vectors into tiles in memory, in the layout of tile registers: a line for each vector, or
+/// for each pair of elements. Tiles of the same elements along `k` are adjacent, with zeros for
+/// missing vectors and elements.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")]
 unsafe fn pack<E: Element, const BY_VECTOR: bool>(panel: *mut u32, tiles: usize, vectors: Matrix<'_, E>) {
     let (start, strides) = (vectors.as_ptr(), vectors.strides());

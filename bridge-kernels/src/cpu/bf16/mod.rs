@@ -1,9 +1,10 @@
 //! Matrix products with operands or results in bfloat16, summed in float32.
 //!
-//! The left operand is packed first, in blocks of rows and of `k`, unless the micro-kernel reads its
-//! rows in place. Tasks then take groups of columns: each packs its columns of the right operand,
-//! and computes their tiles with the rows of the block, or with a part of them if there are few
-//! columns. Sums over several blocks of `k` stay in float32, so that a result is rounded once.
+//! The left operand is packed first, in blocks of rows and of `k`, unless the micro-kernel reads
+//! its rows in place. Tasks then take groups of columns: each packs its columns of the right
+//! operand, and computes their tiles with the rows of the block, or with a part of them if there
+//! are few columns. Sums over several blocks of `k` stay in float32, so that a result is rounded
+//! once.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
