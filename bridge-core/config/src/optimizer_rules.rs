@@ -99,13 +99,22 @@ pub enum UpdateSize {
     Gradient,
 }
 
+/// A rule of parameters of any shape with states in float32, whose steps have the size of the
+/// learning rate: what most rules are.
+const STEPS_OF_RATE: OptimizerRule = OptimizerRule {
+    name: "",
+    settings: &[],
+    size: UpdateSize::LearningRate,
+    formats: KeptFormats::Declared,
+    scalars: ScalarRule::Same,
+};
+
 /// Adam, with weight decay decoupled (AdamW) or in the gradient.
 pub const ADAM: OptimizerRule = OptimizerRule {
     name: "adam",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "decoupled_weight_decay"],
-    size: UpdateSize::LearningRate,
     formats: KeptFormats::Dtypes,
-    scalars: ScalarRule::Same,
+    ..STEPS_OF_RATE
 };
 
 /// AdamW with moments in 8 bits, by blocks.
@@ -115,22 +124,12 @@ pub const ADAMW_8BIT: OptimizerRule = OptimizerRule { name: "adamw_8bit", format
 pub const ADAMW_4BIT: OptimizerRule = OptimizerRule { name: "adamw_4bit", formats: KeptFormats::Blocks, ..ADAM };
 
 /// Stochastic gradient descent with momentum.
-pub const SGD: OptimizerRule = OptimizerRule {
-    name: "sgd",
-    settings: &["sgd_momentum"],
-    size: UpdateSize::Gradient,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Same,
-};
+pub const SGD: OptimizerRule =
+    OptimizerRule { name: "sgd", settings: &["sgd_momentum"], size: UpdateSize::Gradient, ..STEPS_OF_RATE };
 
 /// Lion.
-pub const LION: OptimizerRule = OptimizerRule {
-    name: "lion",
-    settings: &["lion_beta1", "lion_beta2"],
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Same,
-};
+pub const LION: OptimizerRule =
+    OptimizerRule { name: "lion", settings: &["lion_beta1", "lion_beta2"], ..STEPS_OF_RATE };
 
 /// Settings of the rules of Muon's family, and more.
 macro_rules! muon_settings {
@@ -152,13 +151,8 @@ macro_rules! muon_settings {
 }
 
 /// Momentum orthogonalized by Newton-Schulz iterations.
-pub const MUON: OptimizerRule = OptimizerRule {
-    name: "muon",
-    settings: muon_settings!(),
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Muon,
-};
+pub const MUON: OptimizerRule =
+    OptimizerRule { name: "muon", settings: muon_settings!(), scalars: ScalarRule::Muon, ..STEPS_OF_RATE };
 
 /// [`MUON`] whose update is divided by a second moment.
 pub const ADAPTIVE_MUON: OptimizerRule = OptimizerRule {
@@ -179,9 +173,8 @@ pub const SOAP: OptimizerRule = OptimizerRule {
         "soap_precondition_frequency",
         "soap_use_kl_shampoo",
     ],
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
     scalars: ScalarRule::Adam,
+    ..STEPS_OF_RATE
 };
 
 /// AdEMAMix: Adam with a second, slower momentum.
@@ -196,27 +189,21 @@ pub const ADEMAMIX: OptimizerRule = OptimizerRule {
         "ademamix_alpha_warmup",
         "ademamix_beta3_warmup",
     ],
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Same,
+    ..STEPS_OF_RATE
 };
 
 /// Schedule-free AdamW, whose average of weights is evaluated.
 pub const SCHEDULE_FREE_ADAMW: OptimizerRule = OptimizerRule {
     name: "schedule_free_adamw",
     settings: &["adam_beta1", "adam_beta2", "adam_eps", "schedule_free_warmup_steps"],
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Same,
+    ..STEPS_OF_RATE
 };
 
 /// Adafactor: a second moment by rows and columns, and no momentum.
 pub const ADAFACTOR: OptimizerRule = OptimizerRule {
     name: "adafactor",
     settings: &["adafactor_decay_rate", "adafactor_clip_threshold", "adafactor_eps", "adafactor_scale_parameter"],
-    size: UpdateSize::LearningRate,
-    formats: KeptFormats::Declared,
-    scalars: ScalarRule::Same,
+    ..STEPS_OF_RATE
 };
 
 /// All rules, the default first.

@@ -440,8 +440,8 @@ config_table! {
         /// The last elements of a head are rotated instead of the first.
         #[serde(default)]
         rotates_last: bool = false => setting!(dsa_indexer_rope_last);
-        /// Keys are chosen in blocks of so many, by each head for as many query heads; `None`
-        /// chooses single keys, by the weighted sum over heads.
+        /// Keys in a block: each head of the indexer chooses whole blocks for an equal share of the
+        /// query heads. `None` chooses single keys, by the weighted sum over heads.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         block_size: Option<usize> = None => setting!(dsa_indexer_block_size);
         /// Last blocks that are always chosen.
